@@ -85,7 +85,7 @@ def measure_decode(first: bool) -> dict[str, float]:
     results = {}
     for name, sizes in MESHES.items():
         mesh = make_mesh(jax.devices(), **sizes)
-        config = SamplerConfig(slots=8, capacity=512, decode_steps=4, prefill_shapes=((1, 8),))
+        config = SamplerConfig(slots=8, max_model_len=512, decode_steps=4, prefill_shapes=((1, 8),))
         sampler = Sampler(definition, mesh, config, end_tokens=())
         sampler.update(*definition.init(0, mesh), version=0)
         sampler.warm_up()

@@ -52,7 +52,7 @@ def get_config(base: str, steps: int, rows: int) -> Any:
     config: Any = smollm2_135m.get_config("smoke")
     config.base, config.stages = base, ("pretrain",)
     config.data.max_heldout_bytes = 40_000
-    config.pretrain.update({"steps": steps, "batch_size": rows, "seq_len": ROW, "bias_rate": 0.0})
+    config.pretrain.update({"steps": steps, "batch_size": rows, "seq_len": ROW, "router_bias_update_rate": 0.0})
     config.pretrain.update({"save_every": 50, "evaluate_every": 50})
     config.pretrain.optimizer.update({"peak": 2e-5, "warmup": max(1, steps // 10), "final": 0.1})
     return config

@@ -104,7 +104,7 @@ def make_sampler(model: ModelConfig, slots: int, checkpoint: str = "") -> Sample
         weights = definition.init(0, mesh)
     sizes: dict[str, Any] = dict(
         slots=slots,
-        capacity=CAPACITY,
+        max_model_len=CAPACITY,
         decode_steps=8,
         prefill_shapes=((16, 64), (4, 256)) if slots > 2 else ((2, 64), (2, 512)),
     )

@@ -64,7 +64,7 @@ SCRIPT = (
 class ScriptedSession:
     """A session that samples the messages of SCRIPT, whatever its context is."""
 
-    capacity = 100_000
+    max_model_len = 100_000
 
     def __init__(self, chat: ChatFormat, free_slot: Callable[[], None]):
         self.messages = iter([chat.render_assistant("", [call]) for call in SCRIPT])

@@ -19,7 +19,7 @@ def get_config(size: str = "full") -> ConfigDict:
     config.sft.sources = {"habit": {"kind": "benchmarks.tool_habit:HabitTraces", "options": {"traces": traces}}}
     config.sft.seq_len = LONGEST
     config.agent.limits.max_turns = MAX_TURNS
-    config.sampler.capacity = LONGEST
+    config.sampler.max_model_len = LONGEST
     suite = config.evaluate.suites.chain
     suite.update({"compaction": "none", "attempts": 2})
     config.evaluate.update({"heldout_compaction": "none", "recorded_tasks": suite.tasks})

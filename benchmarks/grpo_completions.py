@@ -93,7 +93,7 @@ def run(steps: int, folder: Path) -> list[float]:
     state = learner.init_state(*learner.definition.init(0, mesh))
     sizes = SamplerConfig(
         slots=PROMPTS * GROUP,
-        capacity=PROMPT_TOKENS + MAX_TOKENS,
+        max_model_len=PROMPT_TOKENS + MAX_TOKENS,
         decode_steps=16,
         prefill_shapes=((16, 32), (8, PROMPT_TOKENS)),
     )

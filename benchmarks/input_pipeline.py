@@ -117,7 +117,7 @@ def measure_wait(folder: Path, steps: int) -> float:
         plan = run.config.pretrain
         rows = pretraining_batches(sources, seq_len=plan.seq_len, batch_size=plan.batch_size, seed=0)
         stream: Any = TimedStream(rows)  # Any: fit asks for a BatchStream
-        learner = run.model.learner("pretrain", plan.optimizer, steps, plan.loss, plan.bias_rate)
+        learner = run.model.learner("pretrain", plan.optimizer, steps, plan.loss, plan.router_bias_update_rate)
         state = learner.init_state(*run.model.initial_weights())
         with CheckpointStore(folder / "checkpoints") as store, MetricsWriter(folder / "metrics.jsonl") as metrics:
             fit(learner, state, stream, FitPlan("train", steps, steps, steps), store=store, metrics=metrics)

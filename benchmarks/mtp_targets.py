@@ -55,7 +55,9 @@ def train(
 ) -> Weights:
     """Returns the weights after so many steps on source code."""
     optimizer = make_optimizer(OptimizerConfig(peak=3e-3, warmup=20, final=0.1), steps)
-    learner = Learner(ModelDef(config), optimizer, LanguageLoss(loss), make_mesh(jax.devices()[:1]), bias_rate=1e-3)
+    learner = Learner(
+        ModelDef(config), optimizer, LanguageLoss(loss), make_mesh(jax.devices()[:1]), router_bias_update_rate=1e-3
+    )
     state, pieces = learner.init_state(*weights), documents(length, seed)
     for step in range(1, steps + 1):
         packed = [(next(pieces), np.ones(length)) for _ in range(ROWS)]
@@ -71,7 +73,7 @@ def acceptance(config: ModelConfig, weights: Weights, temperature: float, o: arg
     """Returns how many drafts there were and how many were accepted, by their place in the draft."""
     sizes = SamplerConfig(
         slots=16,
-        capacity=o.length,
+        max_model_len=o.length,
         decode_steps=8,
         prefill_shapes=((16, PROMPT),),
         drafts="mtp",

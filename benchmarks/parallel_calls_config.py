@@ -30,7 +30,7 @@ def get_config(size: str = "full") -> ConfigDict:
         config.sft.steps = 1000
     config.agent.compactions = {"none": config.agent.compactions.none}
     config.agent.limits.update({"max_turns": 6, "max_turn_tokens": 128, "max_episode_tokens": LONGEST})
-    config.sampler.update({"capacity": LONGEST, "prefill_shapes": ((48, 20), (16, 64))})
+    config.sampler.update({"max_model_len": LONGEST, "prefill_shapes": ((48, 20), (16, 64))})
     config.rl.groups = {few: 4, many: 4} if size == "full" else {few: 1, many: 1}
     config.rl.update({"compaction": "none", "batches": ((LONGEST, 16),)})
     config.rl.reward.update({"weight": PRICE, "turn": 1.0, "summary_token": 0.0})

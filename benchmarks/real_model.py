@@ -128,7 +128,9 @@ def train_fraction(model: Model, rows: int, length: int, steps: int) -> float:
 
 def decode_fraction(model: Model) -> float:
     """Returns the seconds of the weights' products alone over those of a decode step, CONVERSATIONS at once."""
-    config = SamplerConfig(slots=CONVERSATIONS, capacity=256, decode_steps=16, prefill_shapes=((CONVERSATIONS, 16),))
+    config = SamplerConfig(
+        slots=CONVERSATIONS, max_model_len=256, decode_steps=16, prefill_shapes=((CONVERSATIONS, 16),)
+    )
     sampler = Sampler(model.definition, model.mesh, config, end_tokens=())
     sampler.update(model.params, model.router_bias, version=0)
     sampler.warm_up()

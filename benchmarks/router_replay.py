@@ -37,7 +37,7 @@ import numpy as np
 
 import composer_jax
 from benchmarks.seeded_runs import complete_rows, integers
-from composer_jax.agent.transcript import Row, Transcript
+from composer_jax.agent.transcript import Transcript, TranscriptRow
 from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.data.packing import pack_documents
 from composer_jax.models.config import ModelConfig
@@ -114,7 +114,9 @@ Weights = tuple[Params, Params]
 def train(config: ModelConfig, steps: int, stale: int, length: int, seed: int) -> tuple[Weights, Weights]:
     """Returns the weights after pretraining on source code, and those of `stale` steps before."""
     optimizer = make_optimizer(OptimizerConfig(peak=3e-3, warmup=20, final=0.1), steps)
-    learner = Learner(ModelDef(config), optimizer, LanguageLoss(), make_mesh(jax.devices()[:1]), bias_rate=1e-3)
+    learner = Learner(
+        ModelDef(config), optimizer, LanguageLoss(), make_mesh(jax.devices()[:1]), router_bias_update_rate=1e-3
+    )
     state, pieces = learner.init_state(*learner.definition.init(seed)), documents(length, seed)
     old = None
     for step in range(steps):
@@ -132,19 +134,21 @@ def train(config: ModelConfig, steps: int, stale: int, length: int, seed: int) -
 def make_sampler(config: ModelConfig, weights: Weights, dtype: str, length: int, cache_routing: bool = True) -> Sampler:
     """Returns an engine with these weights whose programs are compiled."""
     definition = ModelDef(dataclasses.replace(config, compute_dtype="bfloat16", cache_routing=cache_routing))
-    sizes = SamplerConfig(slots=16, capacity=length, decode_steps=16, prefill_shapes=((16, PROMPT),), param_dtype=dtype)
+    sizes = SamplerConfig(
+        slots=16, max_model_len=length, decode_steps=16, prefill_shapes=((16, PROMPT),), param_dtype=dtype
+    )
     sampler = Sampler(definition, make_mesh(jax.devices()[:1]), sizes, end_tokens=())
     sampler.update(*weights, version=0)
     sampler.warm_up()
     return sampler
 
 
-def sample_rows(sampler: Sampler, n: int, length: int, seed: int) -> list[Row]:
+def sample_rows(sampler: Sampler, n: int, length: int, seed: int) -> list[TranscriptRow]:
     """Returns n rows that an engine sampled, with its log-probabilities and, if it caches them, routes."""
     pieces = documents(length, seed)
     params = SamplingParams(length - PROMPT, return_routing=sampler.definition.config.cache_routing)
 
-    async def play(number: int, prompt: list[int]) -> Row:
+    async def play(number: int, prompt: list[int]) -> TranscriptRow:
         session, transcript = await sampler.open(hash_seed("row", seed, number)), Transcript()
         sample = await session.sample(prompt, params)
         session.close()
@@ -152,7 +156,7 @@ def sample_rows(sampler: Sampler, n: int, length: int, seed: int) -> list[Row]:
         transcript.append("assistant", (), sample.tokens, sample.logprobs, sample.versions, routes=sample.routing)
         return transcript.rows()[0]
 
-    async def main() -> list[Row]:
+    async def main() -> list[TranscriptRow]:
         async with sampler.serving():
             return await asyncio.gather(*(play(number, next(pieces)[:PROMPT]) for number in range(n)))
 
@@ -169,7 +173,7 @@ def logprobs(decoder: Decoder, tokens_BS: jax.Array, replay: RouterReplay | None
     return context.shift_right(out_BS), hidden.router_stats
 
 
-def batches(rows: Sequence[Row]) -> Iterator[tuple[Sequence[Row], np.ndarray, np.ndarray]]:
+def batches(rows: Sequence[TranscriptRow]) -> Iterator[tuple[Sequence[TranscriptRow], np.ndarray, np.ndarray]]:
     """Yields ROWS rows at a time, with their tokens [B,S] and routes [B,S,L,k]."""
     for i in range(0, len(rows), ROWS):
         part = rows[i : i + ROWS]
@@ -177,7 +181,9 @@ def batches(rows: Sequence[Row]) -> Iterator[tuple[Sequence[Row], np.ndarray, np
         yield part, np.stack([row.tokens for row in part]), routes
 
 
-def score_rows(config: ModelConfig, weights: Weights, rows: list[Row], plausibility: float | None) -> dict[str, float]:
+def score_rows(
+    config: ModelConfig, weights: Weights, rows: list[TranscriptRow], plausibility: float | None
+) -> dict[str, float]:
     """Returns the figures of one way of scoring; plausibility None leaves the learner its own routes."""
 
     @jax.jit
@@ -198,7 +204,9 @@ def score_rows(config: ModelConfig, weights: Weights, rows: list[Row], plausibil
     return figures
 
 
-def measure_cost(config: ModelConfig, weights: Weights, rows: list[Row], length: int, seed: int) -> dict[str, float]:
+def measure_cost(
+    config: ModelConfig, weights: Weights, rows: list[TranscriptRow], length: int, seed: int
+) -> dict[str, float]:
     """Returns how many times as long the learner's gradient and the engine's sampling take with replay, in turn."""
 
     @partial(jax.jit, static_argnames="replays")

@@ -63,7 +63,7 @@ def get_config(size: str = "full") -> ConfigDict:
     config.evaluate.every = {}
     config.evaluate.update({"which": ("before",), "headline": (SameRule.FAMILY,)})
     # An episode that reads all notes is longer than those of configs/tiny.py. RL, which is not run, has to fit as well.
-    config.sampler.capacity = CAPACITY
+    config.sampler.max_model_len = CAPACITY
     config.rl.batches = ((CAPACITY, 2),)
     config.stages = ()
     return config

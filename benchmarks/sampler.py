@@ -59,7 +59,7 @@ from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.engine import Sampler
 from composer_jax.sampler.request import Request
 from composer_jax.sampler.runner import RowRequest
-from composer_jax.sampler.sequence import Sequence as Row
+from composer_jax.sampler.sequence import SequenceState
 from launch.huge_pages import restart_with_huge_pages
 
 PARTS = ("conversations", "limits", "speculative")
@@ -90,7 +90,7 @@ def new_sampler(model: ModelConfig, rows: int, **changes: Any) -> Sampler:
     """Returns a sampler whose calls have one number of rows."""
     definition, mesh = ModelDef(model), make_mesh(jax.devices()[:1])
     sizes: dict[str, Any] = dict(
-        slots=rows, capacity=1024, decode_steps=8, decode_rows=(rows,), prefill_shapes=((min(rows, 8), 256),)
+        slots=rows, max_model_len=1024, decode_steps=8, decode_rows=(rows,), prefill_shapes=((min(rows, 8), 256),)
     )
     sampler = Sampler(definition, mesh, SamplerConfig(**(sizes | changes)), end_tokens=())
     sampler.update(*definition.init(0, mesh), version=0, copy=False)
@@ -103,7 +103,7 @@ def decode_seconds(model: ModelConfig, rows: int) -> float:
     per_row = -(-1024 // sampler.limits.page_size)
     requests = []
     for i in range(rows):
-        row = Row([1] * LENGTH, sampler.limits.decode_steps)
+        row = SequenceState([1] * LENGTH, sampler.limits.decode_steps)
         row.shard, row.computed, row.pages = 0, LENGTH - 1, list(range(i * per_row, (i + 1) * per_row))
         requests.append(RowRequest(row, i, SamplingParams(sampler.limits.decode_steps)))
     runner = sampler._runner  # without the scheduler, which would not start all rows at once
@@ -198,7 +198,7 @@ def speculative(address: str, draft_tokens: int) -> dict[str, Any]:
         for drafts in ("", kind):
             sizes = SamplerConfig(
                 slots=rows,
-                capacity=1024,
+                max_model_len=1024,
                 decode_rows=(rows,),
                 prefill_shapes=((8, 32), (1, 256)),
                 drafts=drafts,

@@ -45,7 +45,7 @@ def make_sampler(layers: int, slots: int, tokens: int) -> Sampler:
     )
     definition = ModelDef(config)
     mesh = make_mesh(jax.devices()[:1])
-    sizes = SamplerConfig(slots=slots, capacity=tokens + 32, prefill_shapes=((slots, 16),))
+    sizes = SamplerConfig(slots=slots, max_model_len=tokens + 32, prefill_shapes=((slots, 16),))
     sampler = Sampler(definition, mesh, sizes, end_tokens=())
     sampler.update(*definition.init(0, mesh), version=0, copy=False)
     return sampler

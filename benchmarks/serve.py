@@ -53,7 +53,7 @@ def new_service(slots: int) -> Service:
         tokenizer.save(Path(folder) / "tokenizer.json")
         files = {"tokenizer.json": (Path(folder) / "tokenizer.json").read_bytes()}
     text = TextProcessor(FilesInMemory(files, "demo"), model, "demo")
-    config = SamplerConfig(slots=slots, capacity=512, prefill_shapes=((16, 64), (4, 256)))
+    config = SamplerConfig(slots=slots, max_model_len=512, prefill_shapes=((16, 64), (4, 256)))
     sampler = Sampler(definition, mesh, config, end_tokens=(), decode=text.tokenizer.decode)
     sampler.update(*definition.init(0, mesh), version=0, copy=False)
     sampler.warm_up(processed=True)

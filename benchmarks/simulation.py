@@ -40,7 +40,7 @@ def main() -> None:
     # 3.2 episodes per sandbox are outstanding, and the engines hold a session for every sandbox.
     config = RLConfig(groups={"repository": args.sandboxes // 25}, group_size=16, max_staleness=4, late_groups="drop")
     assumed = Assumptions()
-    workload = DrawnWorkload(assumed, group_size=16, capacity=32_768, max_turns=400)
+    workload = DrawnWorkload(assumed, group_size=16, max_model_len=32_768, max_turns=400)
     fleet = Fleet(2 * args.sandboxes, 128 * (args.sandboxes // 100), args.sandboxes)
     roles = make_roles(fleet, SPEEDS, assumed, workload.prefilled_per_sampled)
     simulation = Simulation(config, roles, workload, episode_seconds=14_400.0, parts=args.parts)

@@ -56,7 +56,7 @@ def get_config(size: str = "full") -> ConfigDict:
         },
     }
     config.agent.limits.update({"max_turns": STEPS, "max_episode_tokens": 1000})
-    config.sampler.capacity = CONTEXT
+    config.sampler.max_model_len = CONTEXT
     config.rl.update({"compaction": "some", "batches": ((144, 32), (CONTEXT, 4))})
     config.rl.reward.summary_token = 0.1
     suite = config.evaluate.suites.chain

@@ -16,7 +16,7 @@ import numpy as np
 from composer_jax.agent.episode import Episode, EpisodeLimits, run_episode
 from composer_jax.data.chat.chat_format import ChatFormat
 from composer_jax.data.chat.compact import CompactFormat
-from composer_jax.data.chat.messages import Malformed, ToolCall
+from composer_jax.data.chat.messages import MalformedToolCall, ToolCall
 from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.data.traces import Trace
 from composer_jax.demo import memory_chain
@@ -53,7 +53,7 @@ class HabitSession:
 
     def __init__(self, expert: ExpertSession, chat: ChatFormat, rate: float, rng: random.Random):
         """rate: probability of a wrong call before a read."""
-        self.capacity = expert.capacity
+        self.max_model_len = expert.max_model_len
         self._expert, self._chat, self._rate, self._rng = expert, chat, rate, rng
         self._read: Sample | None = None  # what follows the wrong call
 
@@ -64,7 +64,7 @@ class HabitSession:
             return read
         sample = await self._expert.sample(context, params, branch)
         call = self._chat.parse(sample.tokens).calls[0]
-        if isinstance(call, Malformed) or call.name != "read" or self._rng.random() >= self._rate:
+        if isinstance(call, MalformedToolCall) or call.name != "read" or self._rng.random() >= self._rate:
             return sample
         self._read = sample
         tokens = self._chat.render_assistant("", [ToolCall(WRONG_TOOL, call.arguments)])
@@ -118,7 +118,7 @@ class HabitTraces:
 
         async def play_one(task: Task, pool: LocalSandboxPool) -> Episode:
             rng = seeded_random("habit", context.seed, task.id)
-            expert = ExpertSession(task, self.chat.tokenizer, rng, capacity=1 << 20)
+            expert = ExpertSession(task, self.chat.tokenizer, rng, max_model_len=1 << 20)
             session = HabitSession(expert, self.chat, self.rate, rng)
             async with slots:
                 episode = await run_episode(task, session, pool, self.chat, compaction=compaction, limits=limits)

@@ -26,18 +26,21 @@ _PUBLIC = {
     "pretrain": "composer_jax.stages.pretrain",
     "read_episodes": "composer_jax.observe.episodes",
     "read_metrics": "composer_jax.observe.metrics",
-    "reinforce": "composer_jax.stages.train_rl",
     "report": "composer_jax.stages.report",
     "run_episode": "composer_jax.stages.play",
     "save_hf": "composer_jax.checkpoint.huggingface",
     "sft": "composer_jax.stages.sft",
+    "train_rl": "composer_jax.stages.train_rl",
 }
 """Public name -> the module that has it."""
+_RENAMED = {"reinforce": "train_rl"}
 
 __all__ = sorted(_PUBLIC)
 
 
 def __getattr__(name: str):
+    if name in _RENAMED:
+        raise AttributeError(f"composer_jax.{name} is now composer_jax.{_RENAMED[name]}")
     if name not in _PUBLIC:
         raise AttributeError(f"composer_jax has no {name!r}; it has {', '.join(__all__)}")
     return getattr(importlib.import_module(_PUBLIC[name]), name)

@@ -30,7 +30,7 @@ def get_config(context: str = str(CONTEXT)) -> ConfigDict:
     config.model.update({"param_dtype": "float32", "head_chunk": 2048})
     for stage in (config.pretrain, config.sft):
         # Most families of published models store no selection bias of the router.
-        stage.update({"batch_size": 8, "seq_len": tokens, "bias_rate": 0.0})
+        stage.update({"batch_size": 8, "seq_len": tokens, "router_bias_update_rate": 0.0})
     for stage in (config.pretrain, config.sft, config.rl):
         stage.optimizer.update({"peak": 1e-5, "warmup": 10, "final": 0.1})
     config.agent.system_prompt = SYSTEM
@@ -38,5 +38,5 @@ def get_config(context: str = str(CONTEXT)) -> ConfigDict:
     config.agent.compactions.summary.update({"trigger": 3 * tokens // 4, "max_summary_tokens": min(1024, tokens // 8)})
     config.rl.batches = ((tokens, 8),)
     config.rl.trigger = (5 * tokens // 8, 3 * tokens // 4)
-    config.sampler.update({"slots": 16, "capacity": tokens, "prefill_shapes": ((4, 128), (1, 1024))})
+    config.sampler.update({"slots": 16, "max_model_len": tokens, "prefill_shapes": ((4, 128), (1, 1024))})
     return config

@@ -47,7 +47,9 @@ def get_config(length: str = "32k") -> ConfigDict:
     config.rl.batches = ((tokens, TOKENS // tokens),)
     # A replica is 128 chips with three experts each: no weight is gathered during decoding.
     config.sampler.mesh = dict(config.mesh) | {"replica": -1, "data": 1, "expert": 16, "context": 1, "tensor": 8}
-    config.sampler.update({"slots": 1024 if tokens <= 32_768 else 384, "capacity": tokens, "param_dtype": "bfloat16"})
+    config.sampler.update(
+        {"slots": 1024 if tokens <= 32_768 else 384, "max_model_len": tokens, "param_dtype": "bfloat16"}
+    )
     # A prefill call copies the whole contexts of its rows: 5 GiB a row of 32k.
     config.sampler.update({"prefill_shapes": ((4, 128), (1, 1024)) if tokens <= 32_768 else ((1, 512),)})
     return config
@@ -68,7 +70,7 @@ def phases() -> ConfigDict:
         stage.mesh = short.mesh
         stage.model = {"heads_at_once": short.model.heads_at_once}
     mtp = config.pretrain.copy_and_resolve_references()
-    mtp.update({"steps": 200, "bias_rate": 0.0})
+    mtp.update({"steps": 200, "router_bias_update_rate": 0.0})
     mtp.loss.update({"mtp_weight": 1.0, "trained": "mtp"})
     long_context.steps = 200
     for stage in (long_context, config.sft):

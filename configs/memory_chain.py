@@ -99,7 +99,7 @@ def set_agent(config: Any) -> None:
     config.agent.limits.update({"max_turns": 8, "max_turn_tokens": 48, "max_episode_tokens": 480})
     config.agent.concurrency = 96
     config.sampler.update(
-        {"slots": 96, "capacity": 112, "page_size": 16, "decode_steps": 8, "prefill_shapes": ((48, 20), (16, 64))}
+        {"slots": 96, "max_model_len": 112, "page_size": 16, "decode_steps": 8, "prefill_shapes": ((48, 20), (16, 64))}
     )
 
 

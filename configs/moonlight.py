@@ -43,7 +43,7 @@ def get_config(chip: str = "v6e") -> ConfigDict:
         stage.optimizer.update({"peak": 1e-5, "warmup": 100, "final": 0.1})
     config.rl.batches = ((TOKENS, sizes["rows"]), (CAPACITY, sizes["rows"] * TOKENS // CAPACITY))
     config.sampler.mesh = dict(config.mesh) | {"replica": -1, "data": 1}
-    config.sampler.update({"slots": sizes["slots"], "capacity": CAPACITY, "param_dtype": "bfloat16"})
+    config.sampler.update({"slots": sizes["slots"], "max_model_len": CAPACITY, "param_dtype": "bfloat16"})
     # The default of sixteen rows a device would take 15.8 GiB on v5e, which has 15.75.
     config.sampler.update({"prefill_shapes": ((4, 128), (1, 1024))})
     return config

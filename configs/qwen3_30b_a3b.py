@@ -38,7 +38,7 @@ def get_config(kind: str = "instruct") -> ConfigDict:
     config.mesh.update({"replica": 1, "data": -1, "expert": 8})
     for stage in (config.pretrain, config.sft):
         # The family stores no selection bias of the router.
-        stage.update({"batch_size": 128, "seq_len": SHORT, "bias_rate": 0.0})
+        stage.update({"batch_size": 128, "seq_len": SHORT, "router_bias_update_rate": 0.0})
     for stage in (config.pretrain, config.sft, config.rl):
         stage.optimizer.update({"peak": 1e-5, "warmup": 20, "final": 0.1})
     config.agent.system_prompt = SYSTEM
@@ -47,6 +47,6 @@ def get_config(kind: str = "instruct") -> ConfigDict:
     config.rl.trigger = (20_480, 24_576)
     # A replica is eight devices with sixteen experts each: no weight is gathered during decoding.
     config.sampler.mesh = dict(config.mesh) | {"replica": -1, "data": 1, "expert": 8}
-    config.sampler.update({"slots": 256, "capacity": CONTEXT, "param_dtype": "bfloat16"})
+    config.sampler.update({"slots": 256, "max_model_len": CONTEXT, "param_dtype": "bfloat16"})
     config.sampler.update({"prefill_shapes": ((4, 128), (1, 2048))})
     return config

@@ -55,10 +55,10 @@ def get_config(size: str = "short") -> ConfigDict:
         expert = "composer_jax.demo.repository_bugs:RepositoryBugTraces"
         config.sft.sources = {"bugs": {"kind": expert, "options": {"count": 8 * sft_steps}}}
     config.sft.update({"steps": sft_steps, "batch_size": batch, "seq_len": TWO_TRACES, "save_every": 10})
-    config.sft.bias_rate = 0.0
+    config.sft.router_bias_update_rate = 0.0
     peak = 5e-5 if is_control else 2e-4
     config.sft.optimizer.update({"peak": peak, "warmup": max(1, sft_steps // 10), "final": 0.1})
-    config.sampler.update({"slots": 16, "capacity": ROW, "decode_steps": 8, "prefill_shapes": ((8, 64), (1, 512))})
+    config.sampler.update({"slots": 16, "max_model_len": ROW, "decode_steps": 8, "prefill_shapes": ((8, 64), (1, 512))})
     config.rl.groups.update({"bugs": GROUPS})
     config.rl.update({"steps": rl_steps, "group_size": GROUP_SIZE, "compaction": "none"})
     config.rl.update({"save_every": 2, "record_every": 2})

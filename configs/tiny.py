@@ -160,7 +160,7 @@ def set_agent(config: Any) -> None:
     config.sampler.update(
         {
             "slots": 64,
-            "capacity": 512,
+            "max_model_len": 512,
             "decode_steps": 8,
             "prefill_shapes": ((8, 32), (4, 64), (2, 128)),
         }
@@ -174,7 +174,7 @@ def set_rl(rl: Any) -> None:
     rl.steps = 45
     rl.groups.update({"bugfix": 2, "one_bug": 4, "memory_chain": 2})
     # More groups of what is neither solved nor hopeless, and more bugs as soon as it solves those of now.
-    rl.curriculum.update({"window": 4, "climb_at": 0.6, "fall_below": 0.1, "rung_window": 4})
+    rl.curriculum.update({"window": 4, "promote_above": 0.6, "fall_below": 0.1, "rung_window": 4})
     rl.curriculum.ladders = {"one_bug": ("two_bugs", "three_bugs")}
     rl.update({"compaction": "short", "uncompacted_fraction": 0.15, "tokens_per_episode": 64.0})
     rl.family_compactions = {**dict.fromkeys(BUGS, "none"), **dict.fromkeys(FROM_DISK, "late")}
@@ -272,7 +272,7 @@ def set_phases(config: Any) -> None:
     config.pretrain.model = {"yarn": None, "max_context": 256}
     config.pretrain.loss.mtp_weight = 0.0
     mtp, long_context = (config.pretrain.copy_and_resolve_references() for _ in range(2))
-    mtp.update({"steps": 6, "bias_rate": 0.0})
+    mtp.update({"steps": 6, "router_bias_update_rate": 0.0})
     mtp.loss.update({"mtp_weight": 1.0, "trained": "mtp"})
     long_context.update({"steps": 4, "batch_size": 2, "seq_len": 1024, "evaluate_every": 2})
     long_context.model = {}

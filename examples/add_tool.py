@@ -55,7 +55,7 @@ CALLS = (
 class ScriptedSession:
     """A session that samples the same messages, whatever its context is."""
 
-    capacity = 10_000
+    max_model_len = 10_000
 
     def __init__(self, messages: Sequence[list[int]]):
         self.messages = iter(messages)

@@ -14,7 +14,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from composer_jax import Run, pretrain, read_metrics, reinforce, sft
+from composer_jax import Run, pretrain, read_metrics, sft, train_rl
 from composer_jax.tasks.repository.build import BuildRequest, build
 from configs import tiny
 
@@ -100,7 +100,7 @@ def main(repository: str = "", workdir: str = "runs/own_repository", packages: s
     source = Path(repository) if repository else make_repository(folder / "repository")
     tasks = make_tasks(source, folder / "tasks", Path(packages) if packages else None)
     with Run(get_config(tasks), folder / "run") as run:
-        for stage in (pretrain, sft, reinforce):
+        for stage in (pretrain, sft, train_rl):
             stage(run)
     for row in read_metrics(folder / "run" / "metrics" / "rl.jsonl"):
         print(f"step {row['step']}: reward {row['reward']:.2f}, {row['tokens']:.0f} tokens per episode")

@@ -46,11 +46,11 @@ def main(config, workdir, values):
         # Only process 0 plays episodes.
         options = worker_options(values, stack) if is_first_process() else None
         from composer_jax.stages.run import Run
-        from composer_jax.stages.train_rl import reinforce
+        from composer_jax.stages.train_rl import train_rl
 
         run = stack.enter_context(Run(config, workdir))
         run.services.worker_options = options
-        reinforce(run)
+        train_rl(run)
 
 
 def worker_options(values, stack):

@@ -9,7 +9,7 @@ import composer_jax
 
 NOTEBOOK = {
     *("Task", "Episode", "Transcript", "run_episode", "Sampler", "Learner", "SandboxPool", "LocalSandboxPool"),
-    *("Run", "pretrain", "sft", "reinforce", "evaluate", "report", "pipeline", "load_hf", "load_model", "save_hf"),
+    *("Run", "pretrain", "sft", "train_rl", "evaluate", "report", "pipeline", "load_hf", "load_model", "save_hf"),
     *("Model", "ModelConfig", "ModelDef", "Tokenizer", "UserError", "read_episodes", "read_metrics"),
 }
 
@@ -29,6 +29,8 @@ def test_every_public_name_resolves(name):
 def test_an_unknown_name_is_refused_with_the_names_that_exist():
     with pytest.raises(AttributeError, match="no 'Runner'; it has Episode, .*Run, "):
         getattr(composer_jax, "Runner")  # noqa: B009
+    with pytest.raises(AttributeError, match="composer_jax.reinforce is now composer_jax.train_rl"):
+        getattr(composer_jax, "reinforce")  # noqa: B009
 
 
 def test_importing_the_package_loads_neither_jax_nor_its_own_modules():

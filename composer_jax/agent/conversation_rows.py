@@ -18,7 +18,7 @@ from composer_jax.data.chat.conversations import (
     text_row,
     tool_row,
 )
-from composer_jax.data.chat.messages import AssistantMessage, Malformed, ToolCall
+from composer_jax.data.chat.messages import AssistantMessage, MalformedToolCall, ToolCall
 from composer_jax.observe.episodes import EpisodeRecord, MessageRecord
 from composer_jax.tasks.task import Task
 
@@ -129,5 +129,7 @@ def _rendered(said: AssistantMessage, calls_before: int, chat: ChatFormat) -> li
 def _recorded(message: MessageRecord) -> AssistantMessage:
     if any(not call.name for call in message.calls):
         raise ValueError("a call of the episode is malformed")
-    calls: tuple[ToolCall | Malformed, ...] = tuple(ToolCall(call.name, call.arguments) for call in message.calls)
+    calls: tuple[ToolCall | MalformedToolCall, ...] = tuple(
+        ToolCall(call.name, call.arguments) for call in message.calls
+    )
     return AssistantMessage(message.text, calls, True)

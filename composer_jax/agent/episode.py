@@ -276,7 +276,7 @@ class _Run:
         prefix = self.chat.generation_prompt
         context = self.transcript.tokens + list(prefix)
         room = min(
-            self.session.capacity - len(context),
+            self.session.max_model_len - len(context),
             self.limits.max_episode_tokens - self.transcript.total_tokens - len(prefix),
         )
         if room < 1:

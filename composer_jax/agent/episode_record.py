@@ -13,7 +13,7 @@ from composer_jax.agent.transcript import Node
 from composer_jax.agent.turns import tool_answers
 from composer_jax.agent.usage import EpisodeUsage
 from composer_jax.data.chat.chat_format import ChatFormat
-from composer_jax.data.chat.messages import Malformed, ToolCall
+from composer_jax.data.chat.messages import MalformedToolCall, ToolCall
 from composer_jax.observe.episodes import CallRecord, EpisodeRecord, MessageRecord, TokenRecord
 from composer_jax.tasks.task import Task
 
@@ -111,7 +111,9 @@ def _message(node: Node, later: list[Node], chat: ChatFormat) -> MessageRecord:
     return MessageRecord(node.kind, text, len(node.tokens), node.sampled, version, calls)
 
 
-def _calls(calls: tuple[ToolCall | Malformed, ...], later: list[Node], chat: ChatFormat) -> tuple[CallRecord, ...]:
+def _calls(
+    calls: tuple[ToolCall | MalformedToolCall, ...], later: list[Node], chat: ChatFormat
+) -> tuple[CallRecord, ...]:
     """The calls of a message with their answers, which are the tool nodes that follow in the same order."""
     answers = tool_answers(later, chat)
     records = []

@@ -62,7 +62,7 @@ class Node:
 
 
 @dataclass(frozen=True, eq=False)
-class Row:
+class TranscriptRow:
     """One branch as a training row; all arrays have its length n, and its last token is trained.
 
     tokens: int32. trained: bool, True where this row trains the token. logprobs: float32, 0 where not trained.
@@ -206,7 +206,7 @@ class Transcript:
         parents = {node.parent for node in self.nodes}
         return [self.path(node.id) for node in self.nodes if node.id not in parents]
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[TranscriptRow]:
         """One row per branch that trains a token, up to its last trained token.
 
         A sampled node that several branches share is trained in the first of them. A row is at most as long as the
@@ -227,7 +227,7 @@ class Transcript:
                 logprobs, versions = _expand_to_tokens(path)
                 end = int(np.flatnonzero(trained)[-1]) + 1
                 rows.append(
-                    Row(
+                    TranscriptRow(
                         tokens=np.concatenate([node.tokens for node in path])[:end],
                         trained=trained[:end],
                         logprobs=np.where(trained, logprobs, np.float32(0))[:end],

@@ -21,7 +21,7 @@ from composer_jax.agent.tools import Tool
 from composer_jax.agent.tools.schema import ToolError
 from composer_jax.agent.transcript import Transcript
 from composer_jax.data.chat.chat_format import ChatFormat
-from composer_jax.data.chat.messages import Malformed, ToolCall
+from composer_jax.data.chat.messages import MalformedToolCall, ToolCall
 from composer_jax.sandbox import Change
 from composer_jax.tasks.grading.hack_monitor import original_bytes
 from composer_jax.tasks.task import Task
@@ -133,7 +133,7 @@ def _usage_of_messages(
         else:
             thinking += thought + text
         for call in chat.parse(ids).calls:
-            if isinstance(call, Malformed) or not _is_valid(call, tools):
+            if isinstance(call, MalformedToolCall) or not _is_valid(call, tools):
                 malformed += 1
                 continue
             calls[call.name] += 1

@@ -54,7 +54,7 @@ class Workspace:
     ) -> None:
         """base: the base folder, where it is not the task's repository but that of an image. waiting: the context in
         which the workspace waits for a sandbox of the pool (EpisodeClock.paused)."""
-        self.files: Mapping[str, bytes] = _Files(self)
+        self.files: Mapping[str, bytes] = _WorkspaceFiles(self)
         self.changes: dict[str, Change] = {path: Change("file", text.encode()) for path, text in task.files.items()}
         self.todos: tuple[Todo, ...] = ()
         self.jobs_started = 0
@@ -324,7 +324,7 @@ class Workspace:
         return search(query, base, hidden, index, under=under, limit=limit)
 
 
-class _Files(Mapping[str, bytes]):
+class _WorkspaceFiles(Mapping[str, bytes]):
     """The current regular files of a workspace."""
 
     def __init__(self, workspace: Workspace):

@@ -29,7 +29,7 @@ from composer_jax.atomic_write import write_atomically
 from composer_jax.checkpoint.weight_patch import (
     LEVEL,
     BadPatch,
-    Changes,
+    ElementChanges,
     apply_changes,
     decode_changes,
     digest,
@@ -91,7 +91,7 @@ class WeightPublisher:
         """
         if anchor_every < 1:
             raise UserError(f"anchor_every={anchor_every} is below 1; use 1 to write every version in full.")
-        self._files = _Files(folder)
+        self._files = _ChainFiles(folder)
         self._anchor_every, self._process, self._processes, self._barrier = anchor_every, process, processes, barrier
         self._base: int | None = None
         self._last: dict[Shard, np.ndarray] = {}
@@ -180,7 +180,7 @@ class WeightReceiver:
     """The newest weights of a folder, in arrays that are changed in place."""
 
     def __init__(self, folder: str) -> None:
-        self._files = _Files(folder)
+        self._files = _ChainFiles(folder)
         self.version = -1
         """Of `arrays`; -1 before the first."""
         self.arrays: dict[str, np.ndarray] = {}
@@ -231,7 +231,7 @@ class WeightReceiver:
     def _apply(self, chain: list[int]) -> None:
         """Applies patches in order. If one is damaged, it is undone, and those before it stay."""
         for version in chain:
-            undo: list[tuple[np.ndarray, Changes]] = []
+            undo: list[tuple[np.ndarray, ElementChanges]] = []
             try:
                 for entry, data in self._files.read_shards(version, "patch"):
                     part = self._part(entry)
@@ -287,7 +287,7 @@ class WeightReceiver:
         return self.arrays[entry["name"]][*place, ...]  # a view also of a scalar
 
 
-def _change(part: np.ndarray, changes: Changes) -> tuple[Changes, str]:
+def _change(part: np.ndarray, changes: ElementChanges) -> tuple[ElementChanges, str]:
     """Changes a part of an array in place; returns what undoes it, and the hash afterwards."""
     content = part if part.flags.c_contiguous else part.copy()
     undo = apply_changes(content, changes)
@@ -312,7 +312,7 @@ def _folder(version: int) -> str:
     return f"version-{version:08d}"
 
 
-class _Files:
+class _ChainFiles:
     """The files of a folder of versions."""
 
     def __init__(self, url: str) -> None:

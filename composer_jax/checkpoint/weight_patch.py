@@ -30,7 +30,7 @@ class BadPatch(ValueError):
     """The bytes are no patch of this array."""
 
 
-class Changes(NamedTuple):
+class ElementChanges(NamedTuple):
     """Elements of a flat array."""
 
     places: np.ndarray
@@ -39,7 +39,7 @@ class Changes(NamedTuple):
     """Unsigned integers of the array's width."""
 
 
-def find_changes(before: np.ndarray, after: np.ndarray) -> Changes:
+def find_changes(before: np.ndarray, after: np.ndarray) -> ElementChanges:
     """Returns the elements of `after` whose bits differ from those of `before`; equal shapes and dtypes."""
     assert before.shape == after.shape and before.dtype == after.dtype, "two arrays of one shape and dtype"
     old, new = as_bits(before), as_bits(after)
@@ -48,10 +48,10 @@ def find_changes(before: np.ndarray, after: np.ndarray) -> Changes:
         for start in range(0, len(new), BLOCK)
     ]
     places = np.concatenate(parts) if parts else np.zeros(0, np.int64)
-    return Changes(places, new[places])
+    return ElementChanges(places, new[places])
 
 
-def encode_changes(changes: Changes) -> bytes:
+def encode_changes(changes: ElementChanges) -> bytes:
     """Returns changes as bytes."""
     gaps = np.diff(changes.places, prepend=-1) - 1
     long_gaps = gaps[gaps >= ESCAPE].astype("<u8")
@@ -61,7 +61,7 @@ def encode_changes(changes: Changes) -> bytes:
     return zstandard.ZstdCompressor(level=LEVEL).compress(b"".join(parts))
 
 
-def decode_changes(data: bytes, dtype: np.dtype, size: int) -> Changes:
+def decode_changes(data: bytes, dtype: np.dtype, size: int) -> ElementChanges:
     """Returns the changes that `encode_changes` wrote, for an array of `size` elements.
 
     Raises:
@@ -88,13 +88,13 @@ def decode_changes(data: bytes, dtype: np.dtype, size: int) -> Changes:
     places = np.cumsum(gaps + 1) - 1
     if ((places < 0) | (places >= size)).any():
         raise BadPatch(f"the patch changes elements beyond the {size} of the array")
-    return Changes(places, _from_significance(content[at + 8 * n_long :], bits))
+    return ElementChanges(places, _from_significance(content[at + 8 * n_long :], bits))
 
 
-def apply_changes(array: np.ndarray, changes: Changes) -> Changes:
+def apply_changes(array: np.ndarray, changes: ElementChanges) -> ElementChanges:
     """Changes an array in place; returns the changes that undo it."""
     bits = as_bits(array)
-    undo = Changes(changes.places, bits[changes.places])
+    undo = ElementChanges(changes.places, bits[changes.places])
     bits[changes.places] = changes.bits
     return undo
 

@@ -104,7 +104,7 @@ def find_corpus(
     if heldout_fraction > 0 and not heldout_names:
         heldout_names = [min(names, key=split_position)]
     held = set(heldout_names)
-    reader = _Reader(folder, max_file_bytes, skipped, len(names), progress)
+    reader = _CorpusReader(folder, max_file_bytes, skipped, len(names), progress)
     # Held-out files first: of equal files on both sides, the one for training is the duplicate.
     heldout = reader.take(heldout_names, max_heldout_bytes)
     train = reader.take([name for name in names if name not in held], max_bytes)
@@ -149,7 +149,7 @@ def _source_names(
     return names
 
 
-class _Reader:
+class _CorpusReader:
     """Reads files in order, and counts the skipped ones by reason."""
 
     def __init__(

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from composer_jax.data.chat.messages import ToolCall
-from composer_jax.demo.slips import Script, Turn, call, slips
+from composer_jax.demo.slips import ExpertTurn, Script, call, slips
 from composer_jax.tasks.task import Task
 
 SLIP = 0.12
@@ -19,7 +19,7 @@ TOGETHER = 0.5
 """Fraction of the repairs that have the call of the tests in the same message. One message is as good as two here."""
 
 
-def repair(bug: Mapping[str, Any]) -> Turn:
+def repair(bug: Mapping[str, Any]) -> ExpertTurn:
     """Returns the edit that repairs a bug (an entry of Task.metadata["bugs"]), as the expert writes it."""
     # The thought quotes the file: the specification is found by copying the text after the name.
     thought = bug["head"].removeprefix("def ")
@@ -42,7 +42,7 @@ def bugfix_script(task: Task, rng: random.Random, slip: float = SLIP, wrong: flo
     bugs = {bug["function"]: bug for bug in task.metadata["bugs"]}
     seen: set[str] = set()
 
-    def do(turn: Turn) -> Generator[Turn, str, str]:
+    def do(turn: ExpertTurn) -> Generator[ExpertTurn, str, str]:
         yield from slips(turn, task, slip, rng)
         return (yield turn)
 

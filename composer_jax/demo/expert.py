@@ -25,7 +25,7 @@ from composer_jax.demo.memory_chain_expert import ChainNotes, chain_script, chai
 from composer_jax.demo.notes import OneBug, ThreeBugs, TwoBugs
 from composer_jax.demo.notes_expert import notes_script
 from composer_jax.demo.prompts import REQUESTS, Style
-from composer_jax.demo.slips import Script, Turn
+from composer_jax.demo.slips import ExpertTurn, Script
 from composer_jax.errors import UserError
 from composer_jax.sampler.policy import Sample
 from composer_jax.sandbox import SandboxPool
@@ -44,10 +44,10 @@ class ExpertSession:
     Log-probabilities are 0 and versions -1, because no weights sampled these tokens.
     """
 
-    def __init__(self, task: Task, tok: Tokenizer, rng: random.Random, capacity: int) -> None:
+    def __init__(self, task: Task, tok: Tokenizer, rng: random.Random, max_model_len: int) -> None:
         if task.family not in FAMILIES:
             raise UserError(f"there is no expert for task family {task.family!r}; use {' or '.join(FAMILIES)}")
-        self.capacity = capacity
+        self.max_model_len = max_model_len
         self._task, self._tok, self._rng = task, tok, rng
         self._script: Script | None = None
         self._branch = 0
@@ -78,7 +78,7 @@ class ExpertSession:
     def close(self) -> None:
         pass
 
-    def _turn(self, messages: list[str]) -> Turn:
+    def _turn(self, messages: list[str]) -> ExpertTurn:
         if self._script is not None:
             return self._script.send(messages[-1])
         # The messages are the prompt and, in a later branch, the summary below its heading.
@@ -125,14 +125,14 @@ async def make_traces(
     limits: EpisodeLimits,
     seed: int = 0,
     concurrency: int = 16,
-    capacity: int = 1 << 20,
+    max_model_len: int = 1 << 20,
     cache: ResultCache | None = None,
     on_done: Callable[[Episode], None] | None = None,
 ) -> list[Episode]:
     """Plays one expert episode per task, in the order of the tasks: a function of the arguments, not of the timing.
 
     compaction_for: (task, its index) -> compaction of its episode.
-    concurrency: episodes in flight. capacity: tokens a context may hold.
+    concurrency: episodes in flight. max_model_len: tokens a context may hold.
     on_done: called with each episode as it ends, in no particular order.
     """
     chat_format = CompactFormat(tok)
@@ -140,7 +140,7 @@ async def make_traces(
 
     async def one(index: int, task: Task) -> Episode:
         async with slots:
-            session = ExpertSession(task, tok, seeded_random("expert", seed, index, task.id), capacity)
+            session = ExpertSession(task, tok, seeded_random("expert", seed, index, task.id), max_model_len)
             compaction = compaction_for(task, index)
             episode = await run_episode(
                 task, session, pool, chat_format, compaction=compaction, limits=limits, seed=seed, cache=cache

@@ -7,7 +7,7 @@ import random
 from composer_jax.data.chat.messages import ToolCall
 from composer_jax.demo.lookups import ANSWER_FILE, UNKNOWN
 from composer_jax.demo.memory_chain import quoted
-from composer_jax.demo.slips import Script, Turn
+from composer_jax.demo.slips import ExpertTurn, Script
 from composer_jax.tasks.task import Task
 
 SIDE_BY_SIDE = 0.5
@@ -22,6 +22,6 @@ def lookup_script(task: Task, rng: random.Random) -> Script:
             messages.append([])
         messages[-1].append(ToolCall("read", {"path": path}))
     for first, *more in messages:
-        yield Turn("", first, more=tuple(more))
+        yield ExpertTurn("", first, more=tuple(more))
     edit = ToolCall("edit", {"path": ANSWER_FILE, "old": UNKNOWN, "new": quoted(task.metadata["answer"])})
-    yield Turn("", edit, more=(ToolCall("finish", {}),))
+    yield ExpertTurn("", edit, more=(ToolCall("finish", {}),))

@@ -16,7 +16,7 @@ from composer_jax.agent.summary import FACTS
 from composer_jax.data.chat.messages import ToolCall
 from composer_jax.demo.memory_chain import guess, item_line, next_line, quoted
 from composer_jax.demo.prompts import Style
-from composer_jax.demo.slips import Script, Turn, call
+from composer_jax.demo.slips import ExpertTurn, Script, call
 from composer_jax.errors import UserError
 from composer_jax.tasks.task import Task
 
@@ -74,7 +74,7 @@ def chain_script(task: Task, notes: ChainNotes, rng: random.Random) -> Script:
     value = lines.get(know["name"]) or guess(rng)
     edit = call("edit", item_line(number, value), path=notes.following, old=know["name"], new=quoted(value))
     # The answer is the last message: it ends the chain whatever the context holds by then.
-    yield Turn(edit.thought, edit.call, more=(ToolCall("finish", {}),))
+    yield ExpertTurn(edit.thought, edit.call, more=(ToolCall("finish", {}),))
 
 
 def chain_summary(task: Task, notes: ChainNotes, style: Style, rng: random.Random) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Generator
 from composer_jax.data.chat.messages import ToolCall
 from composer_jax.demo.bugfix_expert import SLIP
 from composer_jax.demo.notes import PEOPLE, note_path
-from composer_jax.demo.slips import Script, Turn, call, slips
+from composer_jax.demo.slips import ExpertTurn, Script, call, slips
 from composer_jax.tasks.task import Task
 
 
@@ -32,7 +32,7 @@ def notes_script(task: Task, rng: random.Random, slip: float = SLIP) -> Script:
     bugs = {bug["function"]: bug for bug in task.metadata["bugs"]}
     seen: set[str] = set()
 
-    def do(turn: Turn) -> Generator[Turn, str, str]:
+    def do(turn: ExpertTurn) -> Generator[ExpertTurn, str, str]:
         yield from slips(turn, task, slip, rng)
         return (yield turn)
 
@@ -47,7 +47,7 @@ def notes_script(task: Task, rng: random.Random, slip: float = SLIP) -> Script:
                 seen.add(bug["path"])
             said, repair = bug["notes"][person]
             edit = call("edit", said, path=bug["path"], old=line, new=repair)
-            answer = yield from do(Turn(edit.thought, edit.call, more=(ToolCall("run_tests", {}),)))
+            answer = yield from do(ExpertTurn(edit.thought, edit.call, more=(ToolCall("run_tests", {}),)))
             if answer != f"FAIL {bug['function']}":
                 break
             line = repair

@@ -72,8 +72,8 @@ class ScriptedSession:
     Log-probabilities are 0 and versions -1, because no weights sampled these tokens.
     """
 
-    def __init__(self, turns: Iterator[tuple[str, ToolCall]], chat: ChatFormat, capacity: int):
-        self.capacity = capacity
+    def __init__(self, turns: Iterator[tuple[str, ToolCall]], chat: ChatFormat, max_model_len: int):
+        self.max_model_len = max_model_len
         self._turns, self._chat, self._calls = turns, chat, 0
 
     async def sample(self, context: Sequence[int], params: SamplingParams, branch: int = 0) -> Sample:
@@ -127,7 +127,7 @@ class RepositoryBugTraces:
             async def one(task: Task, pool: LocalSandboxPool) -> Episode:
                 async with slots:
                     turns = expert_turns(task, seeded_random("expert", seed, task.id))
-                    session = ScriptedSession(turns, self.context.chat, capacity=1 << 20)
+                    session = ScriptedSession(turns, self.context.chat, max_model_len=1 << 20)
                     compaction = agent.compaction("none", "agent.compactions")
                     episode = await run_episode(
                         task,

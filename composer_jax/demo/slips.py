@@ -20,7 +20,7 @@ from composer_jax.tasks.task import Task
 
 
 @dataclass(frozen=True)
-class Turn:
+class ExpertTurn:
     """A message of an expert: a line of thought ("" for none) and a call.
 
     slip: whether the message is a mistake, which is not trained. cut: the message stops in the middle of its last call.
@@ -34,14 +34,14 @@ class Turn:
     more: tuple[ToolCall, ...] = ()
 
 
-Script = Generator[Turn, str, None]  # yields turns, receives observations; ends with finish
+Script = Generator[ExpertTurn, str, None]  # yields turns, receives observations; ends with finish
 
 
-def call(name: str, thought: str = "", **arguments: str) -> Turn:
-    return Turn(thought, ToolCall(name, arguments))
+def call(name: str, thought: str = "", **arguments: str) -> ExpertTurn:
+    return ExpertTurn(thought, ToolCall(name, arguments))
 
 
-def slips(turn: Turn, task: Task, rate: float, rng: random.Random) -> Script:
+def slips(turn: ExpertTurn, task: Task, rate: float, rng: random.Random) -> Script:
     """Yields some wrong forms of `turn` (often none), each of which leaves the workspace unchanged.
 
     None of them shows a file, so a summary after a slip has no new facts.
@@ -59,7 +59,7 @@ def slips(turn: Turn, task: Task, rate: float, rng: random.Random) -> Script:
         yield replace(slip, slip=True)
 
 
-def _failing_edits(turn: Turn, task: Task, rng: random.Random) -> list[Turn]:
+def _failing_edits(turn: ExpertTurn, task: Task, rng: random.Random) -> list[ExpertTurn]:
     """Returns edits that are close to `turn` and that the tool refuses."""
     right = turn.call.arguments
     others = [path for path in task.files if is_submitted(path) and path != right["path"]]

@@ -44,7 +44,7 @@ class PinnedSession:
     """A Session of a PinnedPolicy."""
 
     def __init__(self, session: Session, version: int, temperature: float) -> None:
-        self.capacity = session.capacity
+        self.max_model_len = session.max_model_len
         self._session, self._version, self._temperature = session, version, temperature
 
     async def sample(self, context: Sequence[int], params: SamplingParams, branch: int = 0) -> Sample:

@@ -23,7 +23,7 @@ CHUNK = 256
 """Positions per device whose logits over the vocabulary exist at once, if only log-probabilities are returned."""
 
 
-class Scores(NamedTuple):
+class TextScores(NamedTuple):
     """logprobs [B,S-1]: of tokens[:, 1:]; logits [B,S,W], or None if they were not requested. float32."""
 
     logprobs: np.ndarray
@@ -39,7 +39,7 @@ def score(
     mesh: Mesh,
     rows: int = 1,
     logits: bool = False,
-) -> Scores:
+) -> TextScores:
     """Log-probabilities of whole rows, each a document of its own; several processes compute them together.
 
     Args:
@@ -66,7 +66,7 @@ def score(
             outputs.append([gather_to_host(array)[: len(part)][:, inverse] for array in out])
             progress.update(len(part))
     logprobs, *rest = (np.concatenate(parts) for parts in zip(*outputs, strict=True))
-    return Scores(logprobs[:, :-1], rest[0] if logits else None)
+    return TextScores(logprobs[:, :-1], rest[0] if logits else None)
 
 
 def windows(ids: np.ndarray, length: int, stride: int | None = None) -> np.ndarray:

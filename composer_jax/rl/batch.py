@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from composer_jax.agent.episode import Episode
-from composer_jax.agent.transcript import Row, TranscriptError
+from composer_jax.agent.transcript import TranscriptError, TranscriptRow
 from composer_jax.data.packing import Packing, plan_packing
 from composer_jax.errors import UserError
 from composer_jax.rl.balanced_rows import balance_rows
@@ -44,7 +44,7 @@ class WeightedRow:
     and the KL to the reference have weights.
     """
 
-    row: Row
+    row: TranscriptRow
     advantages: np.ndarray
     weights: np.ndarray
     """Of the policy gradient."""
@@ -57,7 +57,7 @@ class WeightedRow:
     """Spans that are also trained towards a teacher with a hint."""
 
     @classmethod
-    def of(cls, row: Row, advantage, *, weight=1.0, ce_weight=0.0, kl_weight=1.0) -> "WeightedRow":
+    def of(cls, row: TranscriptRow, advantage, *, weight=1.0, ce_weight=0.0, kl_weight=1.0) -> "WeightedRow":
         """Returns the row with these numbers, or arrays [n], on its trained tokens."""
         advantages, weights, ce_weights, kl_weights = (
             np.where(row.trained, value, 0).astype(np.float32) for value in (advantage, weight, ce_weight, kl_weight)
@@ -75,7 +75,7 @@ class WeightedRow:
         return bool((self.weights * self.advantages).any() or self.ce_weights.any())
 
 
-class Place(NamedTuple):
+class TokenSpan(NamedTuple):
     """Where a row lies: tokens start to stop of one row of one batch."""
 
     batch: int
@@ -91,7 +91,7 @@ class PackedRows:
     rows: Sequence[WeightedRow]
     batches: list[dict[str, np.ndarray]]
     """The fields of FIELDS, [B,S] each; see train/losses.py."""
-    places: Sequence[Place]
+    places: Sequence[TokenSpan]
     """Of each row."""
 
     def read(self, values: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -141,11 +141,11 @@ def pack_rows(
             )
         by_shape[fitting].append(number)
     batches: list[dict[str, np.ndarray]] = []
-    places: dict[int, Place] = {}
+    places: dict[int, TokenSpan] = {}
     for shape, numbers in by_shape.items():
         packed, packing = _packed([rows[number] for number in numbers], *shape, shards, cost, route_shape)
         for document, row, start, stop in packing.spans():
-            places[numbers[document]] = Place(len(batches) + row // shape[1], row % shape[1], start, stop)
+            places[numbers[document]] = TokenSpan(len(batches) + row // shape[1], row % shape[1], start, stop)
         batches += packed
     batches += [empty_batch(*shape, route_shape=route_shape) for shape in by_shape if every_shape]
     return PackedRows(rows, batches, [places[number] for number in range(len(rows))])
@@ -179,7 +179,7 @@ NO_ROUTE = -1
 """In the routes of padding, and of the last token of a row."""
 
 
-def _check_routes(row: Row, route_shape: tuple[int, int]) -> None:
+def _check_routes(row: TranscriptRow, route_shape: tuple[int, int]) -> None:
     """Raises TranscriptError unless every token but the last has routes of this shape."""
     missing = row.tokens_without_routes()
     if len(missing):

@@ -27,10 +27,10 @@ NORMALISERS = ("constant", "tokens")
 
 @dataclass(frozen=True)
 class NormaliserConfig:
-    """What the streams of the policy loss are divided by (train/losses.py).
+    """What the terms of the policy loss are divided by (train/losses.py).
 
     "constant": episodes * rl.tokens_per_episode, as in Dr. GRPO (arXiv 2503.20783, section 3.2). "tokens": the number
-    of tokens in the step that have a weight in the stream. Never the length of a single sequence, which would favour
+    of tokens in the step that have a weight in the loss term. Never the length of a single sequence, which would favour
     short successes and long failures.
 
     Raises:

@@ -40,7 +40,7 @@ class CurriculumConfig:
     ladders: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     """Family of rl.groups, the first rung -> families of growing difficulty, the other rungs. The groups of the family
     are drawn from the rung that its ladder is on; one without groups switches its ladder off."""
-    climb_at: float = 0.8
+    promote_above: float = 0.8
     """Mean grade of the current rung from which the ladder climbs to the next."""
     fall_below: float = 0.2
     """Mean grade of the current rung below which the ladder falls to the previous one."""
@@ -59,10 +59,10 @@ class CurriculumConfig:
         for name in ("turns", "thinking"):
             if not getattr(self, name) >= 0:
                 raise UserError(f"rl.curriculum.{name}={getattr(self, name)} is negative; use 0 or more.")
-        if not 0 <= self.fall_below < self.climb_at <= 1:
+        if not 0 <= self.fall_below < self.promote_above <= 1:
             raise UserError(
-                f"rl.curriculum.fall_below={self.fall_below} and climb_at={self.climb_at} are no thresholds of a mean "
-                "grade; use 0 <= fall_below < climb_at <= 1."
+                f"rl.curriculum.fall_below={self.fall_below} and promote_above={self.promote_above} are "
+                "not thresholds of a mean grade; use 0 <= fall_below < promote_above <= 1."
             )
         if self.rung_window < 1:
             raise UserError(f"rl.curriculum.rung_window={self.rung_window} is no number of steps; use 1 or more.")

@@ -91,7 +91,7 @@ def feedback_metrics(
     Args:
       learned: sums of the loss; None for a step without an update.
       rows: what the step trains.
-      normaliser: Z, of the stream `feedback`.
+      normaliser: Z, of the loss term `feedback`.
 
     Raises:
       UserError: the loss has no such term.

@@ -124,7 +124,7 @@ class GroupBuffer:
             return None
         return sorted(n for step, count in taken.items() for n in sorted(self._cohorts[step].resolved)[:count])
 
-    def ship(self, numbers: Iterable[int]) -> list[int]:
+    def pop_batch(self, numbers: Iterable[int]) -> list[int]:
         """Counts a step that trains these groups; returns the numbers of the groups that are dropped.
 
         Raises:

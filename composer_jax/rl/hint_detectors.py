@@ -13,7 +13,7 @@ from composer_jax.agent.episode import Episode
 from composer_jax.agent.tools import Tool, error_text, select_tools
 from composer_jax.agent.turns import Turn, find_turns
 from composer_jax.data.chat.chat_format import ChatFormat
-from composer_jax.data.chat.messages import Malformed, ToolCall, compact_json
+from composer_jax.data.chat.messages import MalformedToolCall, ToolCall, compact_json
 
 LONGEST_QUOTE = 400
 """Characters of an error, or of a call, that a hint repeats."""
@@ -58,7 +58,7 @@ Detector = Callable[[ParsedEpisode], Iterable[Hint]]
 def malformed_call(parsed: ParsedEpisode) -> Iterable[Hint]:
     """Hints at the form of a call, in messages with a call that could not be parsed."""
     for number, turn in enumerate(parsed.turns):
-        bad = next((call for call in turn.message.calls if isinstance(call, Malformed)), None)
+        bad = next((call for call in turn.message.calls if isinstance(call, MalformedToolCall)), None)
         if bad is not None:
             example = example_call(parsed.chat, parsed.tools, bad.text)
             form = f" Write every call in exactly this form: {example}" if example else ""
@@ -82,7 +82,7 @@ def failed_call(parsed: ParsedEpisode) -> Iterable[Hint]:
     for number, turn in enumerate(parsed.turns):
         for call, answer in zip(turn.message.calls, turn.answers, strict=False):
             error = error_text(answer)
-            if error is None or isinstance(call, Malformed) or (parsed.tools and call.name not in parsed.tools):
+            if error is None or isinstance(call, MalformedToolCall) or (parsed.tools and call.name not in parsed.tools):
                 continue
             arguments = _quote(compact_json(call.arguments))
             yield Hint(number, f"Reminder: {call.name} fails with the arguments {arguments}: {_quote(error)}.")

@@ -39,7 +39,7 @@ def current_rung(family: str, results: Sequence[FamilyResults], config: Curricul
         if len(window) < config.rung_window:
             continue
         mean = sum(grade for _, grade in window) / sum(groups for groups, _ in window)
-        if mean >= config.climb_at and rung + 1 < len(rungs):
+        if mean >= config.promote_above and rung + 1 < len(rungs):
             rung += 1
         elif mean < config.fall_below and rung > 0:
             rung -= 1

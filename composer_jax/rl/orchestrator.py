@@ -197,7 +197,7 @@ class Orchestrator:
             self.learner.step, self.state, *learner_arguments(self.config, self.cursor, groups)
         )
         self._train_s = time.perf_counter() - began
-        dropped = self.buffer.ship(group.number for group in groups)
+        dropped = self.buffer.pop_batch(group.number for group in groups)
         for number in dropped:
             self.player.cancel(number)
             self.ledger.drop(number, self.buffer.step)

@@ -22,7 +22,7 @@ from composer_jax.rl.teacher import Teacher, teacher_rows
 from composer_jax.rl.weighting import weighted_rows
 from composer_jax.sampler.weight_checksums import WeightChecksums
 from composer_jax.train.learner import Learner, TrainState
-from composer_jax.train.losses import StreamNormalisers
+from composer_jax.train.losses import LossTermNormalisers
 from composer_jax.train.output_states import OutputStates
 from composer_jax.train.token_logprobs import TokenScorer
 
@@ -171,7 +171,7 @@ class PolicyUpdate:
         return state, UpdateResult(is_updated, metrics, make_checksums and make_checksums(state.params))
 
     def _batches(
-        self, rows: Sequence[WeightedRow], state: TrainState, normalisers: StreamNormalisers
+        self, rows: Sequence[WeightedRow], state: TrainState, normalisers: LossTermNormalisers
     ) -> Iterable[dict[str, np.ndarray]]:
         """Returns the batches, with the KL to the reference and the teacher of hints if the config has them."""
         config = self.config.algorithm.kl
@@ -200,16 +200,16 @@ class PolicyUpdate:
             route_shape=route_shape,
         )
 
-    def normalisers(self, rows: Sequence[WeightedRow], episodes: int) -> StreamNormalisers:
-        """Returns what each stream of a step's loss is divided by: rl.algorithm.normalisers."""
+    def normalisers(self, rows: Sequence[WeightedRow], episodes: int) -> LossTermNormalisers:
+        """Returns what each loss term of a step is divided by: rl.algorithm.normalisers."""
         constant = episodes * self.config.tokens_per_episode
 
-        def count(stream: str) -> float:
-            return float(sum(np.count_nonzero(getattr(row, stream)) for row in rows))
+        def count(loss_term: str) -> float:
+            return float(sum(np.count_nonzero(getattr(row, loss_term)) for row in rows))
 
         kinds = self.config.algorithm.normalisers
-        by_kind = {"constant": lambda _: constant, "tokens": lambda stream: max(count(stream), 1.0)}
-        return StreamNormalisers(
+        by_kind = {"constant": lambda _: constant, "tokens": lambda loss_term: max(count(loss_term), 1.0)}
+        return LossTermNormalisers(
             policy=by_kind[kinds.policy]("weights"),
             cross_entropy=by_kind[kinds.cross_entropy]("ce_weights"),
             kl=by_kind[kinds.kl]("kl_weights"),

@@ -20,7 +20,7 @@ import numpy as np
 from composer_jax.errors import UserError
 from composer_jax.models.model_def import Params
 from composer_jax.rl.batch import PackedRows, WeightedRow
-from composer_jax.train.losses import StreamNormalisers
+from composer_jax.train.losses import LossTermNormalisers
 from composer_jax.train.token_logprobs import TokenScorer
 
 FORMS = ("token", "sequence")
@@ -94,7 +94,7 @@ def with_reference(
     config: ReferenceKLConfig,
     reference: Reference,
     policy: tuple[Params, Params],
-    normalisers: StreamNormalisers,
+    normalisers: LossTermNormalisers,
 ) -> list[dict[str, np.ndarray]]:
     """Returns the batches with the reference's log-probabilities and, in the sequence form, the KL in the advantages.
 

@@ -196,7 +196,7 @@ class _WatchedSession:
     """A Session that knows whether the policy failed, which is no failure of the episode."""
 
     def __init__(self, session: Session):
-        self._session, self.capacity, self.has_failed = session, session.capacity, False
+        self._session, self.max_model_len, self.has_failed = session, session.max_model_len, False
 
     async def sample(self, context: Sequence[int], params: SamplingParams, branch: int = 0) -> Sample:
         try:

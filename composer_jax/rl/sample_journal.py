@@ -102,7 +102,7 @@ class RecordedSession:
     """
 
     def __init__(self, session: Session, file: _File, records: Sequence[_Record]):
-        self.capacity = session.capacity
+        self.max_model_len = session.max_model_len
         self._session, self._file, self._records = session, file, deque(records)
         self._tokens, self._routing = np.empty(0, np.int32), np.empty((0, 0, 0), np.int16)  # of the sample before
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from composer_jax.agent.transcript import Row, TranscriptError
+from composer_jax.agent.transcript import TranscriptError, TranscriptRow
 from composer_jax.models.model_def import Params
 from composer_jax.rl.batch import HintedSpan, PackedRows, WeightedRow
 from composer_jax.train.output_states import OutputStates
@@ -123,14 +123,14 @@ def teacher_rows(rows: Sequence[WeightedRow]) -> list[WeightedRow]:
     return [_teacher_row(row.row, span) for row in rows for span in row.hints]
 
 
-def _teacher_row(row: Row, span: HintedSpan) -> WeightedRow:
+def _teacher_row(row: TranscriptRow, span: HintedSpan) -> WeightedRow:
     here = slice(span.start, span.stop)
     if not np.array_equal(row.tokens[here], span.tokens) or not row.trained[here].all():
         raise TranscriptError(f"tokens {span.start} to {span.stop} of a row are not those of the hinted turn")
     tokens = np.concatenate([span.context, span.tokens])
     n = len(tokens)
     trained = np.arange(n) >= len(span.context)
-    unsampled = Row(tokens, trained, np.zeros(n, np.float32), np.full(n, -1, np.int32))
+    unsampled = TranscriptRow(tokens, trained, np.zeros(n, np.float32), np.full(n, -1, np.int32))
     return WeightedRow.of(unsampled, 0.0, weight=0.0, kl_weight=0.0)
 
 

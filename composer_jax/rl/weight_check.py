@@ -90,7 +90,7 @@ def check_row(seed: int, model: ModelConfig, sampler: SamplerConfig, longest: in
 
     longest: tokens that the learner scores at once.
     """
-    n = min(MOST_SCORED, sampler.capacity, longest)
+    n = min(MOST_SCORED, sampler.max_model_len, longest)
     rng = np.random.default_rng(hash_seed("weight check", seed))
     return rng.integers(0, model.vocab_size, n).tolist()
 

@@ -20,14 +20,15 @@ class SamplerConfig:
 
     slots: int = 16
     """Requests that run at once, over all devices; a multiple of the batch shards of the sampler's mesh."""
-    capacity: int = 512
+    max_model_len: int = 512
     """Tokens that one context can hold; at most the model's max_context."""
     page_size: int = 64
     """Tokens per page of the cache. Contexts share whole pages, so smaller pages share more and cost more to read."""
     cache_tokens: int = 0
-    """Tokens in the cache, over all devices; 0 is room for `slots` contexts of the full capacity. With less, requests
-    wait while the cache is full, and the last that came give way to those before. Where every layer of the model has a
-    sliding window, a context takes no more than its window and one call, and the cache may be smaller than a context.
+    """Tokens in the cache, over all devices; 0 is room for `slots` contexts of max_model_len tokens. With less,
+    requests wait while the cache is full, and the last that came give way to those before. Where every layer of the
+    model has a sliding window, a context takes no more than its window and one call, and the cache may be smaller than
+    a context.
     """
     decode_steps: int = 8
     """Tokens per decode call. Fewer react faster to a finished message, more have less overhead."""
@@ -59,8 +60,8 @@ class SamplerConfig:
         for field in ("slots", "page_size", "decode_steps"):
             if getattr(self, field) < 1:
                 raise UserError(f"sampler.{field}={getattr(self, field)} is too small; use 1 or more.")
-        if self.capacity < 2:
-            raise UserError(f"sampler.capacity={self.capacity} holds no answer; use 2 tokens or more.")
+        if self.max_model_len < 2:
+            raise UserError(f"sampler.max_model_len={self.max_model_len} holds no answer; use 2 tokens or more.")
         if self.drafts not in DRAFTS:
             raise UserError(f"sampler.drafts={self.drafts!r} is unknown; use {' or '.join(map(repr, DRAFTS))}.")
         if self.drafts and not 1 <= self.draft_tokens < self.decode_steps:

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
-from composer_jax.sampler.sequence import Sequence as Row
+from composer_jax.sampler.sequence import SequenceState
 
 LONGEST, SHORTEST = 4, 2
 """Tokens of the longest and of the shortest context's end that prompt lookup searches for."""
@@ -51,7 +51,7 @@ class PromptLookup:
 class Drafted(Protocol):
     """A request that is drafted for (sampler/request.py: RequestHandle)."""
 
-    sequence: Row
+    sequence: SequenceState
     lookup: PromptLookup
     drafts: list[int]
     """Those of the MTP module, from the call before."""

@@ -28,7 +28,7 @@ from composer_jax.sampler.rollout_weights import rollout_model_def
 from composer_jax.sampler.run_schedule import run_schedule
 from composer_jax.sampler.runner import RowScores, Runner
 from composer_jax.sampler.scheduler import Scheduler
-from composer_jax.sampler.sequence import Schedule
+from composer_jax.sampler.sequence import SchedulerOutput
 from composer_jax.sampler.session import EngineSession
 from composer_jax.sampler.session_slots import SessionSlots
 from composer_jax.sampler.several_processes import Leader, OnCall, WeightsOfVersion, follow
@@ -68,9 +68,9 @@ class Sampler:
         if config.mesh is not None:
             mesh = config.mesh.make_mesh(list(mesh.devices.flat))
         definition = rollout_model_def(definition, config)
-        if config.capacity > definition.config.max_context:
+        if config.max_model_len > definition.config.max_context:
             raise UserError(
-                f"A sampler capacity of {config.capacity} tokens exceeds the model's max_context="
+                f"A sampler max_model_len of {config.max_model_len} tokens exceeds the model's max_context="
                 f"{definition.config.max_context}."
             )
         self.definition, self.mesh, self.config = definition, mesh, config
@@ -84,7 +84,7 @@ class Sampler:
         self._requests = RequestTable(self._scheduler, self._runner)
         self._update: WeightUpdate | None = None
         self._speculation = Speculation(config.drafts, config.draft_tokens) if config.drafts else None
-        self._calls: Schedule | None = None  # those that are running
+        self._calls: SchedulerOutput | None = None  # those that are running
         self._watchdog = Watchdog(config.stall_seconds, self._activity)
 
     # -- weights -------------------------------------------------------------------------------------------------
@@ -306,7 +306,7 @@ class Sampler:
         """
         self._raise_if_ended()
         tokens, params = [int(token) for token in request.tokens], request.params
-        budget = check_request(tokens, params, self.definition.config, self.config.capacity, self.decode)
+        budget = check_request(tokens, params, self.definition.config, self.config.max_model_len, self.decode)
         future = asyncio.get_running_loop().create_future()
         request = dataclasses.replace(request, tokens=tokens)
         handle = RequestHandle(request, budget, self.end_tokens, self.decode, future)

@@ -21,19 +21,19 @@ def make_limits(config: SamplerConfig, shards: int, model: ModelConfig) -> Limit
             f"{config.slots} sampler slots do not divide over {shards} devices; use a multiple of {shards}."
         )
     rows = config.slots // shards
-    page = min(config.page_size, config.capacity)
-    cache_tokens = (config.cache_tokens or config.slots * config.capacity) // shards
-    n_pages = max(-(-cache_tokens // page), rows * -(-config.capacity // page) if not config.cache_tokens else 0)
+    page = min(config.page_size, config.max_model_len)
+    cache_tokens = (config.cache_tokens or config.slots * config.max_model_len) // shards
+    n_pages = max(-(-cache_tokens // page), rows * -(-config.max_model_len // page) if not config.cache_tokens else 0)
     window = cache_window(model)
     window = None if window is None else max(window, page + 1)
-    spare_pages = -(-min(MOST_SCORED, config.capacity) // page)
+    spare_pages = -(-min(MOST_SCORED, config.max_model_len) // page)
     shapes = tuple(config.prefill_shapes)
     limits = Limits(page, n_pages, shards, rows, shapes, config.decode_steps, window, spare_pages)
-    needed = min(config.capacity, limits.most_pages(config.capacity) * page)
+    needed = min(config.max_model_len, limits.most_pages(config.max_model_len) * page)
     if cache_tokens < needed:
         raise UserError(
             f"sampler.cache_tokens={config.cache_tokens} gives each of {shards} devices {cache_tokens} tokens, less "
-            f"than the {needed} that one context of sampler.capacity={config.capacity} takes; use {shards * needed} or "
-            "more, or 0."
+            f"than the {needed} that one context of sampler.max_model_len={config.max_model_len} takes; "
+            f"use {shards * needed} or more, or 0."
         )
     return limits

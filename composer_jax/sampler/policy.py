@@ -72,7 +72,7 @@ class SampleChunk:
 class Session(Protocol):
     """What one episode samples from. Every call has the whole context; what is remembered between calls is a cache."""
 
-    capacity: int
+    max_model_len: int
     """Most tokens that a context can hold, the sampled ones included."""
 
     async def sample(self, context: Sequence[int], params: SamplingParams, branch: int = 0) -> Sample:

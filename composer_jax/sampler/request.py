@@ -14,8 +14,7 @@ from composer_jax.sampler.detokenizer import Decode, IncrementalDetokenizer
 from composer_jax.sampler.drafts import PromptLookup
 from composer_jax.sampler.policy import FinishReason, PromptLogprobs, Sample, SampleChunk, TopLogprobs
 from composer_jax.sampler.runner import NewScores, NewTokens
-from composer_jax.sampler.sequence import Lease
-from composer_jax.sampler.sequence import Sequence as Row
+from composer_jax.sampler.sequence import CacheLease, SequenceState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +30,7 @@ class Request:
     """Of waiting requests, those of the largest priority run first."""
     group: Hashable = None
     """Groups take turns: of equal priorities, the group with the fewest running requests comes first."""
-    lease: Lease | None = None
+    lease: CacheLease | None = None
     """Keeps the pages of the context for the lease's next request."""
 
 
@@ -48,7 +47,7 @@ class RequestHandle:
         """budget: most tokens to sample. decode: text of token ids, which stop strings need."""
         self.request, self.future = request, future
         params = request.params
-        self.sequence = Row(
+        self.sequence = SequenceState(
             list(request.tokens), budget, request.priority, request.group, request.lease, not params.prompt_logprobs
         )
         self.tokens: list[int] = []

@@ -9,11 +9,11 @@ from composer_jax.sampler.detokenizer import Decode
 
 
 def check_request(
-    tokens: Sequence[int], params: SamplingParams, config: ModelConfig, capacity: int, decode: Decode | None
+    tokens: Sequence[int], params: SamplingParams, config: ModelConfig, max_model_len: int, decode: Decode | None
 ) -> int:
     """Returns the most tokens that a request may sample after the context `tokens`.
 
-    capacity: tokens that one conversation can hold. decode: text of token ids, if the sampler has it.
+    max_model_len: tokens that one conversation can hold. decode: text of token ids, if the sampler has it.
 
     Raises:
       ValueError: an empty context, or one that leaves no room for a token.
@@ -22,9 +22,9 @@ def check_request(
     """
     if not tokens:
         raise ValueError("the context is empty; give the tokens that the sample follows")
-    budget = min(params.max_tokens, capacity - len(tokens))
+    budget = min(params.max_tokens, max_model_len - len(tokens))
     if budget < 1:
-        raise ValueError(f"{len(tokens)} tokens leave no room in a context of {capacity}")
+        raise ValueError(f"{len(tokens)} tokens leave no room in a context of {max_model_len}")
     wrong = next((token for token in tokens if not 0 <= token < config.vocab_size), None)
     if wrong is not None:
         raise UserError(f"the context has the token id {wrong}; those of the model are 0 to {config.vocab_size - 1}.")

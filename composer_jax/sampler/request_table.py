@@ -7,11 +7,10 @@ from collections.abc import Sequence
 
 from composer_jax.sampler.policy import FinishReason
 from composer_jax.sampler.request import RequestHandle
-from composer_jax.sampler.run_schedule import Results
+from composer_jax.sampler.run_schedule import StepOutput
 from composer_jax.sampler.runner import Runner
 from composer_jax.sampler.scheduler import Scheduler
-from composer_jax.sampler.sequence import Lease, Schedule
-from composer_jax.sampler.sequence import Sequence as Row
+from composer_jax.sampler.sequence import CacheLease, SchedulerOutput, SequenceState
 
 
 class RequestTable:
@@ -20,18 +19,18 @@ class RequestTable:
     def __init__(self, scheduler: Scheduler, runner: Runner) -> None:
         self._scheduler, self._runner = scheduler, runner
         self._handles: dict[int, RequestHandle] = {}  # by the id of their sequence
-        self._closed_leases: list[Lease] = []
+        self._closed_leases: list[CacheLease] = []
 
     def add(self, handle: RequestHandle) -> None:
         """Queues a request."""
         self._scheduler.submit(handle.sequence)
         self._handles[id(handle.sequence)] = handle
 
-    def handles(self, sequences: Sequence[Row]) -> list[RequestHandle]:
+    def handles(self, sequences: Sequence[SequenceState]) -> list[RequestHandle]:
         """Returns the handles of sequences."""
         return [self._handles[id(sequence)] for sequence in sequences]
 
-    def close(self, lease: Lease) -> None:
+    def close(self, lease: CacheLease) -> None:
         """Notes that a session was closed; its pages are freed before the next device call."""
         self._closed_leases.append(lease)
 
@@ -59,7 +58,7 @@ class RequestTable:
                 handle.future.set_exception(reason)
         self.free_done()
 
-    async def commit(self, schedule: Schedule, results: Results) -> None:
+    async def commit(self, schedule: SchedulerOutput, results: StepOutput) -> None:
         """Gives requests what device calls computed for them, and ends those that are complete."""
         for i, chunk in enumerate(schedule.prefill):
             self._scheduler.commit_prefill(chunk)

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from composer_jax.sampler.drafts import Speculation
 from composer_jax.sampler.request import RequestHandle
 from composer_jax.sampler.runner import NewScores, NewTokens, RowRequest, Runner
-from composer_jax.sampler.sequence import Schedule
+from composer_jax.sampler.sequence import SchedulerOutput
 
 
 @dataclasses.dataclass(frozen=True)
-class Results:
+class StepOutput:
     """Of the device calls of a schedule."""
 
     version: int
@@ -24,10 +24,10 @@ class Results:
 def run_schedule(
     runner: Runner,
     speculation: Speculation | None,
-    schedule: Schedule,
+    schedule: SchedulerOutput,
     handles: Sequence[RequestHandle],
     version: int,
-) -> Results:
+) -> StepOutput:
     """Makes the device calls of a schedule.
 
     Args:
@@ -43,7 +43,7 @@ def run_schedule(
     if not rows:
         if speculation is not None:
             speculation.note_prefill()
-        return Results(version, scores, [])
+        return StepOutput(version, scores, [])
     drafts = None
     if speculation is not None:
         drafts = speculation.draft(handles, runner.decode_rows(schedule.decode))
@@ -53,4 +53,4 @@ def run_schedule(
         if schedule.prefill_shape is not None:
             speculation.note_prefill()
         speculation.note(drafts is not None, decoded, time.perf_counter() - started)
-    return Results(version, scores, decoded)
+    return StepOutput(version, scores, decoded)

@@ -25,8 +25,7 @@ from composer_jax.sampler.programs import (
     verify_program,
 )
 from composer_jax.sampler.rollout_weights import RolloutWeights
-from composer_jax.sampler.sequence import Chunk, Limits
-from composer_jax.sampler.sequence import Sequence as Row
+from composer_jax.sampler.sequence import Limits, PrefillChunk, SequenceState
 from composer_jax.sampler.several_processes import Leader, fetch
 from composer_jax.sampler.token_sampling import RowParams
 from composer_jax.sampler.weight_checksums import ChecksumProgram, WeightChecksums, require_equal
@@ -39,7 +38,7 @@ FEWEST_ROWS = 8
 class RowRequest:
     """What a decode call needs to know of a row beside its tokens and pages."""
 
-    row: Row
+    row: SequenceState
     seed: int
     params: SamplingParams
 
@@ -88,7 +87,7 @@ class Runner:
         """config: of the sampler, with sizes that fit the mesh and the model. limits: made from it."""
         self.definition, self.mesh, self.limits = definition, mesh, limits
         page = limits.page_size
-        self._table_length = -(-config.capacity // page)
+        self._table_length = -(-config.max_model_len // page)
         decode_rows = config.decode_rows or [r for r in (limits.rows // 4, limits.rows // 2) if r >= FEWEST_ROWS]
         self._decode_rows = (*sorted(r for r in decode_rows if r < limits.rows), limits.rows)
         prefill, routing, end = prefill_program(definition, mesh), routing_program(mesh), tuple(end_tokens)
@@ -193,7 +192,7 @@ class Runner:
             yield
 
     def prefill(
-        self, shape: tuple[int, int], chunks: Sequence[Chunk], *, scores: bool = False
+        self, shape: tuple[int, int], chunks: Sequence[PrefillChunk], *, scores: bool = False
     ) -> list[NewScores] | None:
         """Computes chunks of contexts; with `scores`, returns what the network says about the token after each.
 
@@ -230,19 +229,19 @@ class Runner:
         Nothing that is cached for requests is read or changed.
         """
         pages = list(range(self.limits.n_pages, self.limits.cache_pages))
-        rows = [Row(list(tokens), 0, shard=shard, pages=pages) for shard in range(self.limits.shards)]
+        rows = [SequenceState(list(tokens), 0, shard=shard, pages=pages) for shard in range(self.limits.shards)]
         logprobs: list[list[float]] = [[] for _ in rows]
         while missing := len(tokens) - 1 - rows[0].computed:
             length = _smallest_fitting(tuple(length for _, length in self.limits.prefill_shapes), missing)
             shape = next(shape for shape in self.limits.prefill_shapes if shape[1] == length)
-            chunks = [Chunk(row, row.computed, min(missing, length)) for row in rows]
+            chunks = [PrefillChunk(row, row.computed, min(missing, length)) for row in rows]
             for chunk, known, new in zip(chunks, logprobs, self.prefill(shape, chunks, scores=True) or (), strict=True):
                 known += new.logprobs
                 chunk.sequence.computed += chunk.count
         routing = self.read_routing(rows[0]) if self.definition.config.cache_routing else None
         return RowScores(np.array(logprobs, np.float32), routing)
 
-    def read_routing(self, row: Row) -> np.ndarray:
+    def read_routing(self, row: SequenceState) -> np.ndarray:
         """Returns the experts of a row's computed tokens, int16 [tokens, expert layers, experts per token]."""
         config = self.definition.config
         tables = np.zeros((self.limits.shards, self._table_length), np.int32)
@@ -261,7 +260,7 @@ class Runner:
         processed = not all(r.params.unprocessed for r in requests)
         return self._call_decode(requests, self.decode_rows([r.row for r in requests]), drafts, processed)
 
-    def decode_rows(self, sequences: Sequence[Row]) -> int:
+    def decode_rows(self, sequences: Sequence[SequenceState]) -> int:
         """Returns the rows per shard of the program that decodes these sequences."""
         by_shard = [sum(s.shard == shard for s in sequences) for shard in range(self.limits.shards)]
         return _smallest_fitting(self._decode_rows, max(by_shard))
@@ -306,7 +305,7 @@ class Runner:
             for guess, new in zip(drafts, _new_tokens(places, requests, out), strict=True)
         ]
 
-    def _places(self, sequences: Sequence[Row], rows: int) -> list[int]:
+    def _places(self, sequences: Sequence[SequenceState], rows: int) -> list[int]:
         """The row of the call for each sequence: those of a shard are consecutive, and begin at shard * rows.
 
         Long contexts come first, because attention's work follows the longest of neighbouring rows.

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 
 from composer_jax.sampler.pages import PagePool
 from composer_jax.sampler.prefix_tree import PrefixNode, PrefixTree
-from composer_jax.sampler.sequence import NO_PAGE, Chunk, Lease, Limits, Schedule, Sequence
+from composer_jax.sampler.sequence import NO_PAGE, CacheLease, Limits, PrefillChunk, SchedulerOutput, SequenceState
 
 
 class Scheduler:
@@ -30,11 +30,11 @@ class Scheduler:
         self.limits = limits
         self.pools = [PagePool(limits.n_pages) for _ in range(limits.shards)]
         self.trees = [PrefixTree(pool, limits.page_size, limits.window) for pool in self.pools]
-        self.waiting: list[Sequence] = []
-        self.running: list[Sequence] = []
+        self.waiting: list[SequenceState] = []
+        self.running: list[SequenceState] = []
         """In the order of admission."""
         self.preemptions = 0
-        self._leases: dict[int, Lease] = {}  # idle ones with pages, by id
+        self._leases: dict[int, CacheLease] = {}  # idle ones with pages, by id
         self._arrivals, self._clock = itertools.count(), itertools.count(1)
 
     # -- requests ------------------------------------------------------------------------------------------------
@@ -43,21 +43,21 @@ class Scheduler:
         """Whether the cache has the pages that a sequence of this many tokens holds at once."""
         return self.limits.most_pages(n_tokens) <= self.limits.n_pages
 
-    def submit(self, sequence: Sequence) -> None:
+    def submit(self, sequence: SequenceState) -> None:
         """Queues a sequence of at least one token; the cache fits it and its budget."""
         assert sequence.tokens and sequence.budget > 0, "a sequence needs a token and a budget"
         assert self.fits(len(sequence.tokens) + sequence.budget), "the sequence is longer than the cache"
         sequence.arrival = next(self._arrivals)
         self.waiting.append(sequence)
 
-    def cancel(self, sequence: Sequence) -> None:
+    def cancel(self, sequence: SequenceState) -> None:
         """Forgets a sequence and frees what only it uses."""
         if sequence.shard < 0:
             self.waiting.remove(sequence)
         else:
             self._stop(sequence)
 
-    def finish(self, sequence: Sequence) -> None:
+    def finish(self, sequence: SequenceState) -> None:
         """Ends a running sequence. Its lease keeps its pages."""
         lease, shard, tokens = sequence.lease, sequence.shard, sequence.tokens[: sequence.computed]
         if lease is None:
@@ -75,7 +75,7 @@ class Scheduler:
         self._leases[id(lease)] = lease
         sequence.forget_pages()
 
-    def drop(self, lease: Lease) -> None:
+    def drop(self, lease: CacheLease) -> None:
         """Ends what a lease keeps; the lease can be used again."""
         if lease.prefix is not None:
             self.trees[lease.shard].release(lease.prefix, lease.n_skipped)
@@ -120,29 +120,29 @@ class Scheduler:
 
     # -- schedules -----------------------------------------------------------------------------------------------
 
-    def schedule(self, *, admit: bool = True) -> Schedule:
+    def schedule(self, *, admit: bool = True) -> SchedulerOutput:
         """Admits waiting sequences if told to, and returns the next device calls."""
         if admit:
             self._admit()
         self._take_pages()  # first, because it may preempt
         decode = [s for s in self.running if s.is_decoding]
         shape, chunks = self._choose_prefill()
-        return Schedule(shape, chunks, [] if self._should_fill(chunks, len(decode)) else decode)
+        return SchedulerOutput(shape, chunks, [] if self._should_fill(chunks, len(decode)) else decode)
 
-    def commit_prefill(self, chunk: Chunk) -> None:
+    def commit_prefill(self, chunk: PrefillChunk) -> None:
         """Notes that a chunk is computed; its full pages are shared from now on."""
         sequence = chunk.sequence
         assert sequence.computed == chunk.start, "a chunk was computed out of order"
         sequence.computed += chunk.count
         self._publish(sequence)
 
-    def commit_decode(self, sequence: Sequence, tokens: list[int]) -> None:
+    def commit_decode(self, sequence: SequenceState, tokens: list[int]) -> None:
         """Appends what a decode call sampled."""
         sequence.tokens += tokens
         sequence.budget -= len(tokens)
         sequence.computed += len(tokens)
 
-    def truncate(self, sequence: Sequence, length: int) -> None:
+    def truncate(self, sequence: SequenceState, length: int) -> None:
         """Drops the sampled tokens after the first `length` tokens, which are at least those of the context."""
         sequence.budget += len(sequence.tokens) - length
         del sequence.tokens[length:]
@@ -160,7 +160,7 @@ class Scheduler:
             if sequence is None or not self._admit_one(sequence):
                 return
 
-    def _admit_one(self, sequence: Sequence) -> bool:
+    def _admit_one(self, sequence: SequenceState) -> bool:
         for shard in self._shards_by_preference(sequence):
             if sum(s.shard == shard for s in self.running) < self.limits.rows and self._start(sequence, shard):
                 self.waiting.remove(sequence)
@@ -168,7 +168,7 @@ class Scheduler:
                 return True
         return False
 
-    def _shards_by_preference(self, sequence: Sequence) -> list[int]:
+    def _shards_by_preference(self, sequence: SequenceState) -> list[int]:
         """The shards, first the one that has the most of the context."""
 
         def cost(shard: int) -> tuple[bool, int, int, int]:
@@ -178,7 +178,7 @@ class Scheduler:
 
         return sorted(range(self.limits.shards), key=cost)
 
-    def _start(self, sequence: Sequence, shard: int) -> bool:
+    def _start(self, sequence: SequenceState, shard: int) -> bool:
         """Gives a waiting sequence what is cached of its context and pages for the rest, if there are enough."""
         tree, lease = self.trees[shard], sequence.lease
         n = len(sequence.tokens)
@@ -219,7 +219,7 @@ class Scheduler:
         sequence.cached = computed if sequence.cached is None else sequence.cached
         return True
 
-    def has_pages(self, sequence: Sequence, shard: int) -> bool:
+    def has_pages(self, sequence: SequenceState, shard: int) -> bool:
         """Whether a shard has the pages that a waiting sequence starts with, if idle leases give way; for reports."""
         computed = len(self.trees[shard].match(sequence.tokens[:-1]).path()) * self.limits.page_size
         needed = self._n_prefilling(len(sequence.tokens), computed) - self.limits.pages_for(computed)
@@ -227,7 +227,7 @@ class Scheduler:
         running = sum(s.shard == shard for s in self.running)
         return needed + running <= self._n_available(shard) + idle
 
-    def awaits_prefix(self, sequence: Sequence) -> bool:
+    def awaits_prefix(self, sequence: SequenceState) -> bool:
         """Whether a running prefill is about to compute a page of this context that is not cached yet."""
         size = self.limits.page_size
         if not sequence.uses_cache or all(s.is_decoding for s in self.running):
@@ -242,7 +242,7 @@ class Scheduler:
 
     # -- calls ---------------------------------------------------------------------------------------------------
 
-    def _choose_prefill(self) -> tuple[tuple[int, int] | None, list[Chunk]]:
+    def _choose_prefill(self) -> tuple[tuple[int, int] | None, list[PrefillChunk]]:
         pending = sorted((s for s in self.running if not s.is_decoding), key=lambda s: (-s.priority, s.arrival))
         if not pending:
             return None, []
@@ -255,10 +255,10 @@ class Scheduler:
         for s in fitting:
             if taken[s.shard] < rows:
                 taken[s.shard] += 1
-                chunks.append(Chunk(s, s.computed, min(length, s.n_missing)))
+                chunks.append(PrefillChunk(s, s.computed, min(length, s.n_missing)))
         return shape, chunks
 
-    def _should_fill(self, chunks: list[Chunk], decoding: int) -> bool:
+    def _should_fill(self, chunks: list[PrefillChunk], decoding: int) -> bool:
         """Whether decoding waits for one more prefill call, so that it has more rows.
 
         It does while more sequences than decode lack a single chunk after this call. Long prompts do not count: they
@@ -281,7 +281,7 @@ class Scheduler:
             if s.shard >= 0 and needed > 0:
                 s.pages += self.pools[s.shard].take(needed)
 
-    def _n_needed(self, s: Sequence) -> int:
+    def _n_needed(self, s: SequenceState) -> int:
         """Length of `pages` for the next call of a running sequence."""
         if s.is_decoding:
             return self.limits.pages_for(s.computed + min(self.limits.decode_steps, s.budget))
@@ -292,17 +292,17 @@ class Scheduler:
         n_skipped = self.limits.n_skipped(computed)
         return min(self.limits.pages_for(n_tokens), n_skipped + self.limits.most_pages(n_tokens))
 
-    def _victim(self, shard: int) -> Sequence:
+    def _victim(self, shard: int) -> SequenceState:
         """The least important running sequence of a shard, of those the last that came."""
         return max((s for s in self.running if s.shard == shard), key=lambda s: (-s.priority, s.arrival))
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def _preempt(self, sequence: SequenceState) -> None:
         """Returns a running sequence to the queue. It keeps what it sampled, and what it computed stays cached."""
         self._stop(sequence)
         self.waiting.append(sequence)
         self.preemptions += 1
 
-    def _shape_for(self, sequence: Sequence) -> tuple[int, int]:
+    def _shape_for(self, sequence: SequenceState) -> tuple[int, int]:
         shapes = self.limits.prefill_shapes
         return next((shape for shape in shapes if sequence.n_missing <= shape[1]), shapes[-1])
 
@@ -325,7 +325,7 @@ class Scheduler:
         tree.reclaim(max(0, n - pool.n_free))
         return True
 
-    def _publish(self, sequence: Sequence) -> None:
+    def _publish(self, sequence: SequenceState) -> None:
         """Hands the full computed pages to the tree."""
         assert sequence.prefix is not None
         tree, size = self.trees[sequence.shard], self.limits.page_size
@@ -336,7 +336,7 @@ class Scheduler:
             sequence.pages[first:end] = _pages_of(sequence.prefix.path()[first:])
             sequence.n_shared = end
 
-    def _skip_pages(self, sequence: Sequence) -> None:
+    def _skip_pages(self, sequence: SequenceState) -> None:
         """Ends the hold of pages that the sliding window has left."""
         first, end = sequence.n_skipped, self.limits.n_skipped(sequence.computed)
         if first >= end:
@@ -348,7 +348,7 @@ class Scheduler:
         sequence.pages[first:end] = [NO_PAGE] * (end - first)
         sequence.n_skipped = end
 
-    def _stop(self, sequence: Sequence) -> None:
+    def _stop(self, sequence: SequenceState) -> None:
         self._publish(sequence)
         self.running.remove(sequence)
         assert sequence.prefix is not None
@@ -382,7 +382,7 @@ def _pages_of(nodes: Iterable[PrefixNode]) -> list[int]:
     return [page for page in pages if page is not None]
 
 
-def _held(holder: Sequence | Lease) -> list[PrefixNode]:
+def _held(holder: SequenceState | CacheLease) -> list[PrefixNode]:
     assert holder.prefix is not None
     return holder.prefix.path()[holder.n_skipped :]
 

@@ -64,7 +64,7 @@ class Limits:
         return min(self.pages_for(n_tokens), self.pages_for(self.window - 1 + call) + 1)
 
 
-class Lease:
+class CacheLease:
     """Keeps the pages of one conversation between its requests, as long as no running request needs them."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class Lease:
 
 
 @dataclasses.dataclass(eq=False)
-class Sequence:
+class SequenceState:
     """One request, waiting or running."""
 
     tokens: list[int]
@@ -91,7 +91,7 @@ class Sequence:
     """Larger numbers run first."""
     group: Hashable = None
     """Groups take turns: of equal priorities, the group with the fewest running sequences comes first."""
-    lease: Lease | None = None
+    lease: CacheLease | None = None
     uses_cache: bool = True
     """False computes the whole context, whatever is cached."""
     arrival: int = -1
@@ -131,22 +131,22 @@ class Sequence:
 
 
 @dataclasses.dataclass(frozen=True)
-class Chunk:
+class PrefillChunk:
     """Tokens of one sequence in a prefill call."""
 
-    sequence: Sequence
+    sequence: SequenceState
     start: int
     count: int
 
 
 @dataclasses.dataclass(frozen=True)
-class Schedule:
+class SchedulerOutput:
     """The next device calls: one prefill call, then one decode call; either may be empty."""
 
     prefill_shape: tuple[int, int] | None
     """(rows per shard, tokens per row); None where nothing is prefilled."""
-    prefill: list[Chunk]
-    decode: list[Sequence]
+    prefill: list[PrefillChunk]
+    decode: list[SequenceState]
 
     def __bool__(self) -> bool:
         return bool(self.prefill or self.decode)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.sampler.policy import Sample, SampleChunk
 from composer_jax.sampler.request import Request, RequestHandle
-from composer_jax.sampler.sequence import Lease
+from composer_jax.sampler.sequence import CacheLease
 
 if TYPE_CHECKING:
     from composer_jax.sampler.engine import Sampler
@@ -22,8 +22,8 @@ class EngineSession:
     """A Session (sampler/policy.py) of a Sampler. Each call cancels the one before, if that was left before its end."""
 
     def __init__(self, sampler: Sampler, seed: int, on_close: Callable[[EngineSession], None]) -> None:
-        self.capacity = sampler.config.capacity
-        self.lease = Lease()
+        self.max_model_len = sampler.config.max_model_len
+        self.lease = CacheLease()
         self._sampler, self._seed, self._on_close = sampler, seed, on_close
         self._handle: RequestHandle | None = None
         self._closed = False

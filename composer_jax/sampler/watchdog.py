@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable
 from absl import logging
 
 from composer_jax.sampler.scheduler import Scheduler
-from composer_jax.sampler.sequence import Schedule, Sequence
+from composer_jax.sampler.sequence import SchedulerOutput, SequenceState
 
 POLLS = 10
 """Looks at the sampler per `seconds` of the watchdog."""
@@ -26,7 +26,7 @@ class Activity:
     """What a sampler is doing at one moment."""
 
     scheduler: Scheduler
-    calls: Schedule | None
+    calls: SchedulerOutput | None
     """The device calls that are running."""
     update: tuple[int, str] | None
     """Version and mode of weights that are to be installed."""
@@ -105,7 +105,7 @@ def describe_stall(activity: Activity, seconds: float) -> str:
     return " ".join(parts)
 
 
-def _describe_calls(calls: Schedule | None) -> str:
+def _describe_calls(calls: SchedulerOutput | None) -> str:
     if calls is None:
         return "No device call is running."
     names = []
@@ -142,7 +142,7 @@ def _describe_waiting(activity: Activity) -> list[str]:
     ]
 
 
-def _reason(activity: Activity, sequence: Sequence) -> str:
+def _reason(activity: Activity, sequence: SequenceState) -> str:
     """What a waiting request waits for."""
     scheduler = activity.scheduler
     if activity.is_paused:

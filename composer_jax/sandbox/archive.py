@@ -56,7 +56,7 @@ def unpack_into(archive: IO[bytes], folder: Path, most: int) -> None:
     Raises SandboxFileError for an archive that is broken, that leads out of the folder, or whose files hold more than
     `most` bytes.
     """
-    target, left = files.Workspace(str(folder), "/", most), most
+    target, left = files.WorkspaceFiles(str(folder), "/", most), most
     try:
         with tarfile.open(fileobj=archive, mode="r:") as tar:
             for entry in tar:

@@ -58,7 +58,7 @@ def apply_changes(folder: Path, changes: Mapping[str, Change], limits: SandboxLi
     """
     ordered = sorted(changes.items())
     index = [(path, change.kind, _mode(folder / path, change), len(change.data)) for path, change in ordered]
-    target = files.Workspace(str(folder), "/workspace", limits.workspace_mb * MIB)
+    target = files.WorkspaceFiles(str(folder), "/workspace", limits.workspace_mb * MIB)
     try:
         target.apply(index, b"".join(change.data for _, change in ordered))
     except files.FileRefused as error:

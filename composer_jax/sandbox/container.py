@@ -19,7 +19,7 @@ from composer_jax.errors import UserError
 from composer_jax.sandbox.archive import pack, unpack_into
 from composer_jax.sandbox.change import Change
 from composer_jax.sandbox.container_changes import compare, parse_diff, read_contents
-from composer_jax.sandbox.container_shell import IDLE_PROCESSES, SHELL_ENDED, START, Shell
+from composer_jax.sandbox.container_shell import IDLE_PROCESSES, SHELL_ENDED, START, ContainerShell
 from composer_jax.sandbox.engine import OWNER, kill_process, last_line, owner, read_all
 from composer_jax.sandbox.errors import SandboxDied, SandboxFileError
 from composer_jax.sandbox.inside.truncated_output import TruncatedOutput
@@ -53,7 +53,7 @@ class Container:
         self._lock = asyncio.Lock()
         self._removal: asyncio.Task[None] | None = None
         self._killed_for_memory = self._processes = 0
-        self._shell: Shell | None = None
+        self._shell: ContainerShell | None = None
         self.jobs = 0
         """Processes that were running beside the shell when its last command ended."""
         self.tmp_is_empty = False
@@ -250,12 +250,12 @@ class Container:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _current_shell(self) -> Shell:
+    async def _current_shell(self) -> ContainerShell:
         if self._shell is None:
             self._require_open()
             words = ["exec", "--interactive", "--workdir", self._pool.workspace, self.name, *START]
             process = await self._engine.start(*words, stdin=subprocess.PIPE)
-            self._shell, ended = Shell(process, self.limits.output_kb * 1024), None
+            self._shell, ended = ContainerShell(process, self.limits.output_kb * 1024), None
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(REPLY_S):
                     ended = await self._shell.run(":")

@@ -53,7 +53,7 @@ class CommandEnd:
     alive: bool
 
 
-class Shell:
+class ContainerShell:
     """A shell behind the pipes of an engine process. room: bytes kept of each stream of one command.
 
     Both streams are read all the time: output of jobs between two commands belongs to the second command.

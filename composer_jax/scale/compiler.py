@@ -11,7 +11,7 @@ import jax
 from jax.extend.core import ClosedJaxpr
 
 from composer_jax.errors import UserError
-from composer_jax.scale.schedule import Schedule
+from composer_jax.scale.schedule import HloSchedule
 
 _NEEDED = re.compile(r"\(([\d.]+)([KMGT])\) exceeds available HBM \(([\d.]+)([KMGT])\)")
 _USED = re.compile(r"Used ([\d.]+)([KMGT]) of ([\d.]+)([KMGT]) hbm")
@@ -43,7 +43,7 @@ class OutOfMemory:
 class CompiledProgram:
     jaxpr: ClosedJaxpr
     memory: Memory | OutOfMemory
-    schedule: Schedule | None
+    schedule: HloSchedule | None
     """None for a program that does not fit into memory."""
     seconds: float
     """Of tracing, lowering and compiling."""
@@ -74,7 +74,7 @@ def compile_program(function, arguments: tuple, keywords: dict, options: Mapping
             raise
         # The largest text: parts of the program, such as those of SparseCores, have files of their own.
         dumped = max(Path(folder).glob("*after_optimizations.txt"), key=lambda path: path.stat().st_size)
-        schedule = Schedule(dumped.read_text(encoding="utf-8"))
+        schedule = HloSchedule(dumped.read_text(encoding="utf-8"))
     stats = compiled.memory_analysis()
     memory = Memory(
         float(stats.argument_size_in_bytes),

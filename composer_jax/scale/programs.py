@@ -158,7 +158,7 @@ def _language_step(config: RunConfig, stage: str, mesh: Mesh) -> Step:
         mesh,
         make_loss(training.loss),
         training.optimizer,
-        training.bias_rate,
+        training.router_bias_update_rate,
         LANGUAGE_FIELDS,
         [shape],
         (
@@ -177,7 +177,7 @@ def _training_step(
     mesh: Mesh,
     loss: Loss,
     optimizer: OptimizerConfig,
-    bias_rate: float,
+    router_bias_update_rate: float,
     fields: Sequence[str],
     shapes: Sequence[Shape],
     names: tuple[str, str],
@@ -198,7 +198,7 @@ def _training_step(
     """
     for rows, tokens in shapes:
         _check_batch(rows, tokens, config, mesh, names)
-    how: Any = dict(reduce_dtype=reduce_dtype, bias_rate=bias_rate)
+    how: Any = dict(reduce_dtype=reduce_dtype, router_bias_update_rate=router_bias_update_rate)
     learner = Learner(ModelDef(config), make_optimizer(optimizer, steps=1), loss, mesh, **how)
     accumulates = accumulate * len(shapes) > 1
     programs: dict[str, Program] = {}
@@ -241,13 +241,13 @@ def _abstract_batch(
 
 
 def _sampler_steps(config: ModelConfig, sampler: SamplerConfig, mesh: Mesh) -> dict[str, Step]:
-    """Returns a decode step (one token in every slot) and the prefill steps, all at the full capacity of the cache."""
+    """Returns a decode step (one token in every slot) and the prefill steps, with a cache of max_model_len tokens."""
     model_def, shards = rollout_model_def(ModelDef(config), sampler), batch_shards(mesh)
     config = model_def.config
-    slots, capacity = sampler.slots, sampler.capacity
-    _require_context("sampler.capacity", capacity, config)
+    slots, max_model_len = sampler.slots, sampler.max_model_len
+    _require_context("sampler.max_model_len", max_model_len, config)
     limits = make_limits(sampler, shards, config)
-    pages_per_row = -(-capacity // limits.page_size)
+    pages_per_row = -(-max_model_len // limits.page_size)
     weights = _abstract_weights(model_def, mesh)
     cache = jax.tree.map(
         lambda a, spec: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=NamedSharding(mesh, spec)),
@@ -268,7 +268,7 @@ def _sampler_steps(config: ModelConfig, sampler: SamplerConfig, mesh: Mesh) -> d
     decode = decode_program(model_def, mesh, sampler.decode_steps, (0,), processed=False)
     row = integers(slots)
     inputs = DecodeRows(row, row, row, integers(slots, dtype=np.uint32), integers(slots, pages_per_row))
-    decode_flops = slots * (forward_flops(config, capacity) - forward_flops(config, capacity - 1))
+    decode_flops = slots * (forward_flops(config, max_model_len) - forward_flops(config, max_model_len - 1))
     steps = {"decode": step(decode, inputs, "decode", decode_flops, slots)}
     for per_device, length in sampler.prefill_shapes:
         rows = per_device * shards

@@ -103,7 +103,7 @@ class Transfer:
     """Position of the instruction that ends it; `start` if that is the same."""
 
 
-class Schedule:
+class HloSchedule:
     """A compiled program as text, such as the file after_optimizations.txt of XLA's dump."""
 
     def __init__(self, text: str):

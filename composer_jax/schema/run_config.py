@@ -91,10 +91,10 @@ class RunConfig:
         ):
             check_qk_clip(self.model)
         longest = self.rl.batches[-1][0]
-        if self.sampler.capacity > longest:
+        if self.sampler.max_model_len > longest:
             raise UserError(
-                f"sampler.capacity={self.sampler.capacity} lets episodes grow longer than rl.batches, which hold rows "
-                f"of {longest} tokens; lower the one or add a longer batch."
+                f"sampler.max_model_len={self.sampler.max_model_len} lets episodes grow longer than rl.batches, "
+                f"which hold rows of {longest} tokens; lower the one or add a longer batch."
             )
         for name, suite in self.evaluate.suites.items():
             self.agent.compaction(suite.compaction, f"evaluate.suites.{name}.compaction")

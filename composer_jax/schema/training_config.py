@@ -41,7 +41,7 @@ class TrainingConfig:
     """Tokens of a row."""
     loss: LanguageLossConfig = field(default_factory=LanguageLossConfig)
     """Terms of the loss beside next-token cross-entropy."""
-    bias_rate: float = 1e-3
+    router_bias_update_rate: float = 1e-3
     """Step of the router bias that balances experts without a loss term (DeepSeek-V3: 1e-3)."""
     save_every: int = 100
     """Steps between checkpoints."""
@@ -64,8 +64,11 @@ class TrainingConfig:
             )
         if self.seq_len < 2:
             raise UserError(f"{self._section}.seq_len={self.seq_len}; a row needs at least 2 tokens to predict one.")
-        if self.bias_rate < 0:
-            raise UserError(f"{self._section}.bias_rate={self.bias_rate} is negative; use 0 to leave the bias alone.")
+        if self.router_bias_update_rate < 0:
+            raise UserError(
+                f"{self._section}.router_bias_update_rate={self.router_bias_update_rate} is negative; "
+                "use 0 to leave the bias alone."
+            )
         if unknown := sorted(set(self.model) - set(STAGE_MODEL_FIELDS)):
             raise UserError(
                 f"{self._section}.model.{unknown[0]} cannot differ from config.model in one stage; the fields that can "

@@ -131,7 +131,7 @@ async def _metrics(service: Service, request: Request, client: Client) -> Respon
 
 
 async def _stats(service: Service, request: Request, client: Client) -> Response:
-    return JSONResponse({"model": service.name, "max_model_len": service.capacity, **service.metrics.summary()})
+    return JSONResponse({"model": service.name, "max_model_len": service.max_model_len, **service.metrics.summary()})
 
 
 async def _models(service: Service, request: Request, client: Client) -> Response:
@@ -140,7 +140,7 @@ async def _models(service: Service, request: Request, client: Client) -> Respons
         "object": "model",
         "created": service.created,
         "owned_by": "composer_jax",
-        "max_model_len": service.capacity,
+        "max_model_len": service.max_model_len,
     }
     return JSONResponse({"object": "list", "data": [model]})
 
@@ -157,7 +157,7 @@ async def _tokenize(service: Service, request: Request, client: Client) -> Respo
         )
     except UserError as error:
         raise ApiError(str(error)) from error
-    return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": service.capacity})
+    return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": service.max_model_len})
 
 
 async def _detokenize(service: Service, request: Request, client: Client) -> Response:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from composer_jax.data.chat.chat_format import ChatFormat
 from composer_jax.data.chat.control_text import THINKING
 from composer_jax.data.chat.hermes_calls import CALL
-from composer_jax.data.chat.messages import Malformed, ToolCall
+from composer_jax.data.chat.messages import MalformedToolCall, ToolCall
 from composer_jax.sampler.detokenizer import Decode, IncrementalDetokenizer
 
 
@@ -86,7 +86,7 @@ class MessageStream:
         reasoning, content = split_thinking(text_before(parsed.content, self._stop), self._thinks)
         calls = []
         for call in parsed.calls:
-            if isinstance(call, Malformed):  # the client cannot read it as a call, and must see what was said
+            if isinstance(call, MalformedToolCall):  # the client cannot read it as a call, and must see what was said
                 content += call.text
             else:
                 calls.append(call)

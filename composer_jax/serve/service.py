@@ -82,9 +82,9 @@ class Service:
         self._handles: set[RequestHandle] = set()
 
     @property
-    def capacity(self) -> int:
+    def max_model_len(self) -> int:
         """Tokens of the longest context."""
-        return self.sampler.config.capacity
+        return self.sampler.config.max_model_len
 
     def check_model(self, name: str | None) -> None:
         """Raises ApiError for another model than the one that is served; None and "" are that one."""
@@ -188,12 +188,12 @@ class Service:
 
     def _max_tokens(self, prompt: list[int], asked: int | None) -> int:
         """Most tokens to sample after a prompt: what is asked for, or all that the context holds."""
-        room = self.capacity - len(prompt)
+        room = self.max_model_len - len(prompt)
         if room < 1 or (asked is not None and asked > room):
             answer = "" if asked is None else f" and the answer {asked}"
             raise ApiError(
-                f"This model's maximum context length is {self.capacity} tokens; the prompt has {len(prompt)}{answer}. "
-                "Shorten the conversation, or ask for fewer tokens.",
+                f"This model's maximum context length is {self.max_model_len} tokens; the prompt has "
+                f"{len(prompt)}{answer}. Shorten the conversation, or ask for fewer tokens.",
                 code=CONTEXT_LENGTH,
             )
         return room if asked is None else asked

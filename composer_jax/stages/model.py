@@ -226,7 +226,7 @@ class Model:
         """Returns a sampler whose contexts hold so many tokens, or all that the model's context holds."""
         longest = self.definition.config.max_context
         if self._sampler is not None:
-            if self.sampler_config is not None or self._sampler.config.capacity >= min(tokens, longest):
+            if self.sampler_config is not None or self._sampler.config.max_model_len >= min(tokens, longest):
                 return self._sampler
             if self._sampler.is_serving:
                 raise RuntimeError("this model is serving; use its sessions, or leave the block first")
@@ -282,10 +282,12 @@ def _sampler_config(tokens: int, longest: int, mesh: Mesh) -> SamplerConfig:
     # On a CPU, XLA multiplies a single row with the scanned weights of a layer in a naive loop: two rows take an eighth
     # of the time of one (measured for SmolLM2's layers).
     slots = batch_shards(mesh) * (2 if mesh.devices.flat[0].platform == "cpu" else 1)
-    capacity = SMALLEST_CAPACITY
-    while capacity < tokens:
-        capacity *= GROWTH
-    return SamplerConfig(slots=slots, capacity=min(capacity, longest), prefill_shapes=((1, 16), (1, 128), (1, 512)))
+    max_model_len = SMALLEST_CAPACITY
+    while max_model_len < tokens:
+        max_model_len *= GROWTH
+    return SamplerConfig(
+        slots=slots, max_model_len=min(max_model_len, longest), prefill_shapes=((1, 16), (1, 128), (1, 512))
+    )
 
 
 def _stream_text(tokens: Iterator[list[int]], decode: Callable[[Sequence[int]], str]) -> Iterator[str]:

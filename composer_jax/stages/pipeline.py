@@ -11,7 +11,7 @@ from composer_jax.stages.pretrain import pretrain
 from composer_jax.stages.report import report, results
 from composer_jax.stages.run import Run
 from composer_jax.stages.sft import sft
-from composer_jax.stages.train_rl import reinforce
+from composer_jax.stages.train_rl import train_rl
 
 
 def pipeline(run: Run) -> Path | str:
@@ -20,7 +20,7 @@ def pipeline(run: Run) -> Path | str:
     measured = evaluations(run)
     if not run.is_done(f"evaluate_{measured[-1]}"):
         run.services.check()
-    train = {"sft": sft, "rl": reinforce}
+    train = {"sft": sft, "rl": train_rl}
     for step in ("base", "pretrain", "sft", "before", "greedy", "rl", "after"):
         if step == "pretrain" and run.config.pretraining:
             pretrain(run)

@@ -64,7 +64,7 @@ async def _play(
         async with policy.serving():
             session = await policy.open(seed)
             try:
-                summaries = compaction or Compaction(trigger=max(1, session.capacity * 3 // 4))
+                summaries = compaction or Compaction(trigger=max(1, session.max_model_len * 3 // 4))
                 return await agent.run_episode(
                     task, session, pool, chat, compaction=summaries, seed=seed, images=images, **options
                 )

@@ -121,13 +121,13 @@ class RunModel:
         optimizer: OptimizerConfig,
         steps: int,
         loss: LanguageLossConfig | PolicyLossConfig,
-        bias_rate: float = 0.0,
+        router_bias_update_rate: float = 0.0,
     ) -> Learner:
         """Returns the Learner of a training stage, on its mesh.
 
         Args:
           steps: length of the learning-rate schedule.
-          bias_rate: step of the router bias; 0 freezes it.
+          router_bias_update_rate: step of the router bias; 0 freezes it.
         """
         mesh = self.config.stage_mesh(stage)
         return Learner(
@@ -137,5 +137,5 @@ class RunModel:
             self._mesh(stage),
             reduction=mesh.reduction,
             reduce_dtype=mesh.reduce_dtype,
-            bias_rate=bias_rate,
+            router_bias_update_rate=router_bias_update_rate,
         )

@@ -104,7 +104,11 @@ def serve(checkpoint: str, options: ServeOptions) -> None:
     )
     listening.listen()  # clients wait until the server has started, which takes the other processes, too
     host, port = listening.getsockname()[:2]
-    print(f"{name} listens on http://{host}:{port}/ (context of {config.capacity} tokens)", file=sys.stderr, flush=True)
+    print(
+        f"{name} listens on http://{host}:{port}/ (context of {config.max_model_len} tokens)",
+        file=sys.stderr,
+        flush=True,
+    )
     server.run([listening])
 
 
@@ -133,13 +137,17 @@ def sampler_config(options: ServeOptions, max_context: int) -> SamplerConfig:
     Raises:
       UserError: a context that is longer than the model's.
     """
-    capacity = options.max_model_len or min(max_context, LONGEST_DEFAULT)
-    if capacity > max_context:
-        raise UserError(f"--max_model_len={capacity} exceeds the model's context of {max_context} tokens; use less.")
-    cache_tokens = options.cache_tokens or min(options.slots * capacity, max(4 * capacity, options.slots * TYPICAL))
+    max_model_len = options.max_model_len or min(max_context, LONGEST_DEFAULT)
+    if max_model_len > max_context:
+        raise UserError(
+            f"--max_model_len={max_model_len} exceeds the model's context of {max_context} tokens; use less."
+        )
+    cache_tokens = options.cache_tokens or min(
+        options.slots * max_model_len, max(4 * max_model_len, options.slots * TYPICAL)
+    )
     return SamplerConfig(
         slots=options.slots,
-        capacity=capacity,
+        max_model_len=max_model_len,
         cache_tokens=cache_tokens,
         prefill_shapes=((8, 32), (2, 256)),
         decode_steps=8 if options.drafts else 4,  # a stream has an event per call, and drafts take a call's pages

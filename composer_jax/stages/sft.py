@@ -34,7 +34,7 @@ def sft(run: Run) -> None:
             traces, seq_len=config.seq_len, batch_size=config.batch_size, seed=run.config.seed, too_long="drop"
         )
         params, router_bias = run.model.weights_before("sft")  # after the traces, in which a bad line ends the stage
-        learner = run.model.learner("sft", config.optimizer, config.steps, config.loss, config.bias_rate)
+        learner = run.model.learner("sft", config.optimizer, config.steps, config.loss, config.router_bias_update_rate)
         state = learner.init_state(params, router_bias)
         plan = FitPlan("SFT", config.steps, config.save_every, evaluate_every=0, accumulate=config.accumulate)
         with run.model.store("sft") as store, run.metrics("sft") as metrics:

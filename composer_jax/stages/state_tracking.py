@@ -110,7 +110,7 @@ def _load_model(
     shards = batch_shards(mesh)
     config = SamplerConfig(
         slots=math.ceil(slots / shards) * shards,
-        capacity=max(len(task.prompt) + task.max_tokens for task in tasks),
+        max_model_len=max(len(task.prompt) + task.max_tokens for task in tasks),
         prefill_shapes=((8, 32), (2, 256)),
     )
     return Model(definition, params, router_bias, mesh, text, config)

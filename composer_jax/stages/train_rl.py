@@ -42,7 +42,7 @@ TOTALS = ("rollout_s", "sandbox_s", "train_s", "step_s", "sampled_tokens", "sand
 """Columns of metrics/rl.jsonl whose sums are results of the stage."""
 
 
-def reinforce(run: Run) -> None:
+def train_rl(run: Run) -> None:
     """Leaves checkpoints/rl, metrics/rl.jsonl, metrics/evaluate_rl.jsonl, batches.jsonl and episodes/rl.jsonl.
 
     Several processes call it alike: all of them play episodes, sample and learn, as process 0 decides.

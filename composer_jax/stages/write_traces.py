@@ -27,7 +27,7 @@ from composer_jax.tasks.task import Task
 
 
 @dataclass
-class Written:
+class TraceStats:
     """What was written, and what was left out."""
 
     conversations: int = 0
@@ -37,7 +37,7 @@ class Written:
     """Recorded episodes with a call that could not be parsed, of which a record has too little."""
 
 
-def write_expert_traces(run: Run, out: str, min_reward: float | None = None) -> Written:
+def write_expert_traces(run: Run, out: str, min_reward: float | None = None) -> TraceStats:
     """Plays the experts of config.sft.sources and writes their episodes to `out`, one conversation a line.
 
     min_reward: leaves out episodes with less reward; None leaves out none.
@@ -45,7 +45,7 @@ def write_expert_traces(run: Run, out: str, min_reward: float | None = None) -> 
     Raises:
       UserError: no source of the config plays episodes, or `out` cannot be written.
     """
-    context, written = source_context(run), Written()
+    context, written = source_context(run), TraceStats()
     sources = {name: make_trace_source(name, config, context) for name, config in run.config.sft.sources.items()}
     players = [source for source in sources.values() if isinstance(source, EpisodeSource)]
     if not players:
@@ -63,13 +63,13 @@ def write_expert_traces(run: Run, out: str, min_reward: float | None = None) -> 
     return written
 
 
-def write_recorded_traces(run: Run, names: Sequence[str], out: str, min_reward: float | None = None) -> Written:
+def write_recorded_traces(run: Run, names: Sequence[str], out: str, min_reward: float | None = None) -> TraceStats:
     """Writes the recorded episodes of a run (RUN/episodes/NAME.jsonl) to `out`, one conversation a line.
 
     Raises:
       UserError: there are no such records, they are of an older version, or `out` cannot be written.
     """
-    written = Written()
+    written = TraceStats()
 
     def rows() -> Iterator[dict[str, Any]]:
         for name in names:
@@ -98,7 +98,7 @@ def write_recorded_traces(run: Run, names: Sequence[str], out: str, min_reward: 
 
 def write_sampled_traces(
     run: Run, policy: str, tasks: Sequence[str], attempts: int, out: str, min_reward: float | None = None
-) -> Written:
+) -> TraceStats:
     """Lets a policy attempt tasks and writes its episodes to `out`, one conversation a line, with the sampled ids.
 
     Args:
@@ -120,7 +120,7 @@ def write_sampled_traces(
         for group, task in enumerate(chosen)
         for attempt in range(attempts)
     ]
-    written = Written()
+    written = TraceStats()
     with run.services.rollout_context() as (context, loop):
         sampler = run.services.sampler_with(
             *load_base_weights(policy, run.model.definition, run.mesh, run.config.seed), version=0
@@ -158,7 +158,7 @@ def find_tasks(run: Run, names: Sequence[str]) -> list[Task]:
     return found
 
 
-def _is_enough(reward: float | None, least: float | None, written: Written) -> bool:
+def _is_enough(reward: float | None, least: float | None, written: TraceStats) -> bool:
     """Whether an episode is written; counts it."""
     if least is not None and (reward is None or reward < least):
         written.below_min_reward += 1
@@ -167,7 +167,7 @@ def _is_enough(reward: float | None, least: float | None, written: Written) -> b
     return True
 
 
-def _write(out: str, rows: Iterable[dict[str, Any]], written: Written) -> None:
+def _write(out: str, rows: Iterable[dict[str, Any]], written: TraceStats) -> None:
     """Writes the file when all rows are made. Raises a UserError if there are none or it cannot be written."""
     lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
     written.conversations = len(lines)

@@ -61,14 +61,14 @@ class Learner:
         *,
         reduction: Literal["collective", "host"] = "collective",
         reduce_dtype: Literal["float32", "bfloat16"] = "float32",
-        bias_rate: float = 0.0,
+        router_bias_update_rate: float = 0.0,
     ):
         """
         Args:
           reduction: how gradients are summed over `replica` (the module's docstring); "host" needs a single process.
           reduce_dtype: in which devices sum gradients (MeshConfig).
-          bias_rate: step of the router bias towards even load (DeepSeek-V3: 1e-3); 0 freezes the bias, and a network
-            without experts has none.
+          router_bias_update_rate: step of the router bias towards even load (DeepSeek-V3: 1e-3); 0 freezes the bias,
+            and a network without experts has none.
         """
         if reduction not in ("collective", "host"):
             raise UserError(f"reduction={reduction!r} is unknown; use 'collective' or 'host'.")
@@ -88,8 +88,8 @@ class Learner:
         self._evaluate = jax.jit(self._sharded_program(loss, with_gradient=False))
         self._accumulate = jax.jit(_accumulate, donate_argnums=0)
         self._accumulate_first = jax.jit(_accumulate)
-        self._update = jax.jit(self._apply, static_argnames="bias_rate", donate_argnums=0)
-        self.bias_rate = bias_rate
+        self._update = jax.jit(self._apply, static_argnames="router_bias_update_rate", donate_argnums=0)
+        self.router_bias_update_rate = router_bias_update_rate
 
     def init_state(self, params: Params, router_bias: Params) -> TrainState:
         """A TrainState at step 0 with a copy of the weights; a step donates its state, not the arrays given here."""
@@ -137,7 +137,7 @@ class Learner:
         return {
             "gradient": (self._gradient, gradient, {}),
             "evaluate": (self._evaluate, gradient, {}),
-            "update": (self._update, update, {"bias_rate": self.bias_rate}),
+            "update": (self._update, update, {"router_bias_update_rate": self.router_bias_update_rate}),
         }
 
     def _init_optimizer(self, params: Params) -> Any:
@@ -178,7 +178,7 @@ class Learner:
           state: donated; use the returned one.
           batches: dicts of numpy arrays [B,S]; B must divide over the batch axes of the mesh.
           normalisers: what the loss divides its sums by: a number, for example the number of loss tokens of all
-            batches, or the StreamNormalisers of train/losses.py.
+            batches, or the LossTermNormalisers of train/losses.py.
 
         Returns:
           The state after the step, and metrics: the sums and maxima of the loss, grad_norm, learning_rate, skipped (1
@@ -210,7 +210,9 @@ class Learner:
         if self.host_reduction:
             total = jax.device_put(total, self.replicated)
         rate = self.optimizer.learning_rate(steps_taken)
-        state, sums, maxima = self._update(state, total, np.float32(rate), bias_rate=self.bias_rate)
+        state, sums, maxima = self._update(
+            state, total, np.float32(rate), router_bias_update_rate=self.router_bias_update_rate
+        )
         return state, StepMetrics(sums | maxima, rate)
 
     def _add(self, total: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
@@ -305,7 +307,7 @@ class Learner:
 
         return sharded
 
-    def _apply(self, state: TrainState, total, learning_rate, *, bias_rate: float):
+    def _apply(self, state: TrainState, total, learning_rate, *, router_bias_update_rate: float):
         if self.host_reduction:
             total = {
                 "gradient": jax.tree.map(lambda x: x.sum(0), total["gradient"]),
@@ -325,9 +327,9 @@ class Learner:
         if max_logits:
             maxima["max_attention_logit"] = jnp.stack([of.max() for of in max_logits.values()]).max()
         router_bias = state.router_bias
-        if bias_rate and "counts" in sums:
+        if router_bias_update_rate and "counts" in sums:
             counts = {name: count_LE for name, count_LE in sums["counts"].items() if self._trains(name)}
-            moved = update_router_bias(router_bias, counts, bias_rate)
+            moved = update_router_bias(router_bias, counts, router_bias_update_rate)
             router_bias = _where(is_finite, moved, router_bias)
         sums = sums | {"grad_norm": norm, "skipped": 1 - is_finite.astype(jnp.float32)}
         return TrainState(params, router_bias, optimizer, state.step + 1), sums, maxima

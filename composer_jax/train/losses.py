@@ -39,8 +39,8 @@ class LossOutput(NamedTuple):
     `logit_maxima` returns."""
 
 
-class StreamNormalisers(NamedTuple):
-    """What the policy loss divides each of its streams by, for the global batch: a constant, or a count."""
+class LossTermNormalisers(NamedTuple):
+    """What the policy loss divides each of its terms by, for the global batch: a constant, or a count."""
 
     policy: Any
     """Of the policy gradient; a float or float32 []."""
@@ -51,8 +51,8 @@ class StreamNormalisers(NamedTuple):
 
 
 Normalisers = Any
-"""A number (float32 [] inside a program) for losses of one stream; a StreamNormalisers, or a number for all
-streams, for the policy loss."""
+"""A number (float32 [] inside a program) for losses of one term; a LossTermNormalisers, or a number for all
+terms, for the policy loss."""
 
 Loss = Callable[[Decoder, Batch, Normalisers], LossOutput]
 """A loss may have a method `trains(name)`: whether it trains a top-level subtree of params. The Learner leaves the
@@ -292,7 +292,7 @@ class PolicyLoss:
 
         tokens_BS, chunk = context.shift_left(batch["tokens"]), decoder.config.head_chunk
         logprobs_BS, entropy_BS = predict_positions(decoder, at_position, chunk, (hidden.last_BSD,), tokens_BS)
-        z = normalisers if isinstance(normalisers, StreamNormalisers) else StreamNormalisers(*4 * (normalisers,))
+        z = normalisers if isinstance(normalisers, LossTermNormalisers) else LossTermNormalisers(*4 * (normalisers,))
         policy, sums, maxima = self._policy_gradient(logprobs_BS, entropy_BS, batch, z)
         ce_weights_BS = _at_output(batch, "ce_weights")
         sums["cross_entropy"] = -(ce_weights_BS * logprobs_BS).sum()
@@ -306,7 +306,7 @@ class PolicyLoss:
         return LossOutput(loss, sums, maxima | logit_maxima(hidden.max_logits))
 
     def _policy_gradient(
-        self, logprobs_BS: jax.Array, entropy_BS: jax.Array, batch: Batch, normalisers: StreamNormalisers
+        self, logprobs_BS: jax.Array, entropy_BS: jax.Array, batch: Batch, normalisers: LossTermNormalisers
     ) -> tuple[jax.Array, dict, dict]:
         """Returns the sum of the policy gradient before it is divided, and its metrics: sums and maxima."""
         frozen_BS = jax.lax.stop_gradient(logprobs_BS)

@@ -69,9 +69,9 @@ def chat_format(tok):
 class ScriptedSession:
     """A session that samples scripted messages (lists of ids) and records its contexts."""
 
-    def __init__(self, messages, capacity=4096):
+    def __init__(self, messages, max_model_len=4096):
         self.messages = list(messages)
-        self.capacity = capacity
+        self.max_model_len = max_model_len
         self.context, self.branch = [], 0
         self.contexts = []  # the context before each message
         self.max_tokens = []  # of each message
@@ -81,7 +81,7 @@ class ScriptedSession:
         max_tokens = params.max_tokens
         assert branch > self.branch or context[: len(self.context)] == self.context, "an undeclared break of the prefix"
         self.context, self.branch = list(context), branch
-        assert len(self.context) + max_tokens <= self.capacity
+        assert len(self.context) + max_tokens <= self.max_model_len
         self.contexts.append(list(self.context))
         self.max_tokens.append(max_tokens)
         self.temperatures.append(params.temperature)

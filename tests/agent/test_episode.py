@@ -34,7 +34,7 @@ def play(tok, chat_format, pool, scripted_session):
         *messages,
         compaction=NEVER,
         limits=None,
-        capacity=4096,
+        max_model_len=4096,
         pool=pool,
         task=TASK,
         cache=None,
@@ -43,7 +43,7 @@ def play(tok, chat_format, pool, scripted_session):
         **options,
     ):
         ids = [message if isinstance(message, list) else render(message) for message in messages]
-        session = scripted_session(ids, capacity)
+        session = scripted_session(ids, max_model_len)
         episode = asyncio.run(
             run_episode(
                 task,
@@ -138,7 +138,7 @@ def test_without_finish_even_a_repair_earns_nothing(play, messages, limits, outc
 
 
 def test_a_full_context_ends_the_episode(play):
-    episode, session = play(FIX, RUN, capacity=60)
+    episode, session = play(FIX, RUN, max_model_len=60)
     assert (episode.outcome, episode.reward) == ("out_of_context", 0.0)
     assert all(len(row.tokens) <= 60 for row in episode.transcript.rows())
     assert all(len(context) + count <= 60 for context, count in zip(session.contexts, session.max_tokens, strict=True))
@@ -316,7 +316,7 @@ def test_segments_are_limited(play, tok):
 
 
 def test_a_summary_that_does_not_fit_ends_the_episode(play, tok):
-    episode, _ = play(READ, compaction=Compaction(trigger=20), capacity=read_until_full(tok) + 3)
+    episode, _ = play(READ, compaction=Compaction(trigger=20), max_model_len=read_until_full(tok) + 3)
     assert (episode.outcome, episode.summaries) == ("out_of_context", 0)
     assert episode.transcript.rows(), "the tokens sampled before are still trained"
 

@@ -5,7 +5,7 @@ import pytest
 from composer_jax.agent.tools import error_text
 from composer_jax.agent.transcript import Transcript
 from composer_jax.agent.turns import find_turns
-from composer_jax.data.chat.messages import Malformed, ToolCall
+from composer_jax.data.chat.messages import MalformedToolCall, ToolCall
 from tests.data.formats import format_of
 
 READ, FINISH = ToolCall("read", {"path": "a.py"}), ToolCall("finish", {})
@@ -41,7 +41,7 @@ def test_a_bad_call_is_answered_too(chat_format):
     tok = chat_format.tokenizer
     say(transcript, chat_format, [tok.call, *tok.encode("read{"), tok.end], ["ERROR the arguments are not JSON"])
     (turn,) = find_turns(transcript, chat_format)
-    assert isinstance(turn.message.calls[0], Malformed)
+    assert isinstance(turn.message.calls[0], MalformedToolCall)
     assert error_text(turn.answers[0]) == "the arguments are not JSON"
 
 

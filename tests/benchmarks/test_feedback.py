@@ -103,7 +103,7 @@ def test_the_source_mixes_episodes_and_hinted_traces_and_is_a_function_of_the_se
 def test_a_wrong_call_before_each_read_fits_the_task_and_every_length_of_the_config(context):
     for episode in HabitTraces(context, traces=4, rate=1.0).play():
         assert episode.reward == 1 and episode.turns == 2 * STEPS - 1
-        assert len(episode.transcript.tokens) <= LONGEST == CONFIG.sampler.capacity == CONFIG.sft.seq_len
+        assert len(episode.transcript.tokens) <= LONGEST == CONFIG.sampler.max_model_len == CONFIG.sft.seq_len
         finder = HintFinder(CONFIG.rl.feedback, context.chat, CONFIG.rl.batches[-1][0])
         assert len(finder(episode)[0]) == STEPS - 1 and finder.too_long == 0
 

@@ -122,7 +122,7 @@ def test_expert_and_lengths_fit_the_config(tmp_path):
     longest = [
         max(len(row.tokens) for _, e in part for row in e.transcript.rows()) for part in (played[:60], played[60:])
     ]
-    assert longest[0] <= config.rl.batches[0][0] and longest[1] <= config.sampler.capacity
+    assert longest[0] <= config.rl.batches[0][0] and longest[1] <= config.sampler.max_model_len
     for task, episode in played[:60]:
         last = tokenizer.decode(episode.transcript.nodes_of_kind("summary")[-1].sampled_tokens.tolist())
         assert episode.reward == 1 or task.metadata[FACTS][0] not in last.split("\n")

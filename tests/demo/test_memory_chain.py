@@ -230,7 +230,7 @@ def test_every_word_is_one_token_so_that_lengths_are_the_same_in_all_chains(toke
 def test_the_config_is_valid_and_its_longest_context_fits(size, played):
     config = run_config(get_config(size))
     longest = max(sum(len(n.tokens) for n in b) for _, e in played[:WHOLE] for b in e.transcript.branches())
-    assert longest < config.sampler.capacity == config.rl.batches[-1][0]
+    assert longest < config.sampler.max_model_len == config.rl.batches[-1][0]
     assert config.agent.limits.max_turns == STEPS == generate("train", 0, 0).max_turns
 
 

@@ -40,7 +40,7 @@ def test_the_expert_solves_training_tasks(name, tmp_path):
 
 def test_a_script_refuses_summaries():
     chat = format_of("qwen")
-    session = ScriptedSession(iter([("I look.", ToolCall("shell", {"command": "ls"}))]), chat, capacity=1000)
+    session = ScriptedSession(iter([("I look.", ToolCall("shell", {"command": "ls"}))]), chat, max_model_len=1000)
     sample = asyncio.run(session.sample([1, 2, 3], SamplingParams(max_tokens=500)))
     assert sample.finish_reason == "stop"
     with pytest.raises(UserError, match="writes no summaries"):

@@ -99,7 +99,7 @@ def test_chains_play_to_the_end_with_the_compactions_of_the_demo(demo, tmp_path)
     order = {"".join({"assistant": "a", "summary": "S"}.get(node.kind, "") for node in episode) for episode in nodes}
     assert order == {"aaaSaaSaa"}, "whatever the names are, and never after the question"
     longest = max(len(row.tokens) for _, episode in played for row in episode.transcript.rows())
-    assert longest <= min(config.sft.seq_len, config.sampler.capacity)
+    assert longest <= min(config.sft.seq_len, config.sampler.max_model_len)
     for task, episode in played[6 + 40 : 6 + 40 + 12]:
         assert episode.summaries >= 2
         last = tokenizer.decode(episode.transcript.nodes_of_kind("summary")[-1].sampled_tokens.tolist())

@@ -12,7 +12,7 @@ from composer_jax.sampler.policy import Sample
 class RecordingPolicy:
     """A TrainablePolicy with one session, which records what it is asked."""
 
-    version, capacity = 3, 64
+    version, max_model_len = 3, 64
 
     def __init__(self):
         self.asked = []
@@ -36,7 +36,7 @@ def test_what_a_suite_asks_for():
         session = await PinnedPolicy(policy, 3, temperature=0.5).open(7)
         await session.sample([4], SamplingParams(9, temperature=1.0), branch=2)
         session.close()
-        assert session.capacity == 64
+        assert session.max_model_len == 64
 
     asyncio.run(main())
     assert policy.asked == [(7, True), ([4], SamplingParams(9, temperature=0.5), 2), "closed"]

@@ -80,7 +80,7 @@ def test_overrides_of_every_kind(config_file):
         (["--config.steps=3"], "no field 'steps'; did you mean rl.steps"),
         (["--noconfig.rl.overlapp"], "no field 'rl.overlapp'; did you mean rl.overlap"),
         (["--config.zzz=3"], "no field 'zzz'; it has data, mesh, rl"),
-        (["--config.rl.ratio_low=0.2"], "--config.rl.ratio_low: rl.ratio_low is now rl.loss.ratio_low"),
+        (["--config.sampler.capacity=9"], "--config.sampler.capacity: sampler.capacity is now sampler.max_model_len"),
         (["--config.rl.steps.more=3"], "no field 'rl.steps.more'; did you mean rl.steps"),
         (["--config.rl=3"], "--config.rl is a group of fields; set one of rl.groups, rl.lr"),
         (["--config.rl.steps=abc"], "rl.steps is of type int, in the config 60"),
@@ -339,7 +339,7 @@ def test_a_base_needs_no_config(tmp_path, context, length):
     base = f"hf:{folder}"
     config, _ = flags.parse(["prog", f"--config.base={base}", "--workdir=w", "--config.seed=4"])
     assert (config.base, config.seed, config.stages) == (base, 4, ("sft", "rl"))
-    assert (config.sft.seq_len, config.sampler.capacity, config.rl.batches[0][0]) == (length, length, length)
+    assert (config.sft.seq_len, config.sampler.max_model_len, config.rl.batches[0][0]) == (length, length, length)
 
 
 def test_a_base_that_is_not_there_is_named(tmp_path):

@@ -38,7 +38,7 @@ FIELDS = {
     "mesh.context": 1,
     "mesh.tensor": 1,
     "rl.batches": ((256, 16),),
-    "sampler.capacity": 256,
+    "sampler.max_model_len": 256,
     "model.vocab_size": 512,
     "model.d_model": 32,
     "model.n_layers": 2,

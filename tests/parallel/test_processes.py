@@ -28,7 +28,11 @@ def step():
     """(loss and metrics, gradient, weights after the step) on data=2 x expert=4 over all devices of all processes."""
     mesh = make_mesh(data=2, expert=4)
     learner = Learner(
-        ModelDef(CONFIG), OPTIMIZER, LanguageLoss(LanguageLossConfig(mtp_weight=0.3)), mesh, bias_rate=BIAS_RATE
+        ModelDef(CONFIG),
+        OPTIMIZER,
+        LanguageLoss(LanguageLossConfig(mtp_weight=0.3)),
+        mesh,
+        router_bias_update_rate=BIAS_RATE,
     )
     batch = make_batch(1)
     normaliser = float(batch["weights"].sum())

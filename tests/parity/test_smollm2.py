@@ -130,7 +130,7 @@ def sample_greedily(ours, prompts: list[list[int]]) -> list[list[int]]:
     """Returns the likeliest NEW_TOKENS after each prompt, by our sampler with its cache."""
     config, params, bias = ours
     sizes = SamplerConfig(
-        slots=len(prompts), capacity=256, decode_steps=NEW_TOKENS, prefill_shapes=((len(prompts), 64),)
+        slots=len(prompts), max_model_len=256, decode_steps=NEW_TOKENS, prefill_shapes=((len(prompts), 64),)
     )
     sampler = Sampler(ModelDef(config), make_mesh(jax.devices()[:1]), sizes, end_tokens=())
     sampler.update(params, bias, 0, copy=False)

@@ -10,8 +10,8 @@ from composer_jax.sampler.policy import Sample
 class ScriptedSession:
     """Samples the messages (lists of token ids) in order, whatever the context is."""
 
-    def __init__(self, policy, messages, capacity):
-        self.policy, self.messages, self.capacity = policy, iter(messages), capacity
+    def __init__(self, policy, messages, max_model_len):
+        self.policy, self.messages, self.max_model_len = policy, iter(messages), max_model_len
 
     async def sample(self, context, params: SamplingParams, branch=0) -> Sample:
         message = next(self.messages)
@@ -27,8 +27,8 @@ class ScriptedSession:
 class ScriptedPolicy:
     """`script(seed)` returns the messages of the session with that seed; at most `slots` sessions are open at once."""
 
-    def __init__(self, script, slots=2, capacity=4096):
-        self.script, self.slots, self.capacity = script, slots, capacity
+    def __init__(self, script, slots=2, max_model_len=4096):
+        self.script, self.slots, self.max_model_len = script, slots, max_model_len
         self.version, self.busy_seconds, self.decoded_tokens = 0, 0.0, 0
 
     def update(self, params, router_bias, version):
@@ -41,4 +41,4 @@ class ScriptedPolicy:
 
     async def open(self, seed) -> ScriptedSession:
         await self.free.acquire()
-        return ScriptedSession(self, self.script(seed), self.capacity)
+        return ScriptedSession(self, self.script(seed), self.max_model_len)

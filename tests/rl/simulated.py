@@ -51,7 +51,7 @@ class Play:
 
 class SimulatedSession:
     def __init__(self, policy, seed):
-        self.policy, self.seed, self.capacity = policy, seed, 4096
+        self.policy, self.seed, self.max_model_len = policy, seed, 4096
 
     async def sample(self, context, params, branch=0):
         await self.policy.running.wait()

@@ -46,14 +46,14 @@ class CountingPolicy(ScriptedPolicy):
     """Says the same calls in every session, and counts the sessions. open_s, sample_s: seconds of waiting for it."""
 
     def __init__(self, calls, open_s=0.0, sample_s=0.0):
-        super().__init__(lambda seed: [CHAT.render_assistant("", [call]) for call in calls], capacity=100_000)
+        super().__init__(lambda seed: [CHAT.render_assistant("", [call]) for call in calls], max_model_len=100_000)
         self.seeds, self.open_s, self.sample_s = [], open_s, sample_s
 
     async def open(self, seed):
         self.seeds.append(seed)
         await asyncio.sleep(self.open_s)
         session = await super().open(seed)
-        return SlowSession(self, session.messages, session.capacity)
+        return SlowSession(self, session.messages, session.max_model_len)
 
 
 class SlowSession(ScriptedSession):

@@ -28,10 +28,10 @@ def test_a_synchronous_run_admits_one_batch_and_waits_for_all_of_it():
     assert buffer.next_batch() is None
     resolve(buffer, 1)
     assert buffer.next_batch() == [0, 1, 2]
-    assert buffer.ship([0, 1, 2]) == []
+    assert buffer.pop_batch([0, 1, 2]) == []
     assert fill(buffer) == [3, 4, 5]
     resolve(buffer, 3, 4, 5)
-    buffer.ship(buffer.next_batch())
+    buffer.pop_batch(buffer.next_batch())
     assert not buffer.can_admit
 
 
@@ -40,7 +40,7 @@ def test_groups_that_end_first_are_trained_first():
     assert fill(buffer) == [0, 1, 2, 3]
     resolve(buffer, 3, 1)
     assert buffer.next_batch() == [1, 3]
-    buffer.ship([1, 3])
+    buffer.pop_batch([1, 3])
     assert fill(buffer) == [4, 5]
 
 
@@ -48,7 +48,7 @@ def test_a_batch_waits_for_a_group_at_its_bound():
     buffer = GroupBuffer(2, steps=9, max_staleness=1)
     fill(buffer)
     resolve(buffer, 1, 2)
-    buffer.ship(buffer.next_batch())
+    buffer.pop_batch(buffer.next_batch())
     fill(buffer)
     resolve(buffer, 4, 5)
     assert buffer.next_batch() is None  # groups 0 and 3 were admitted at step 0 and would be trained at step 2
@@ -63,7 +63,7 @@ def test_a_batch_leaves_room_for_all_later_deadlines():
     buffer = GroupBuffer(1, steps=9, max_staleness=2)
     assert fill(buffer) == [0, 1, 2]
     resolve(buffer, 2)
-    buffer.ship(buffer.next_batch())
+    buffer.pop_batch(buffer.next_batch())
     assert fill(buffer) == [3]
     resolve(buffer, 3)
     assert buffer.next_batch() is None
@@ -73,10 +73,10 @@ def test_late_groups_are_dropped_and_replaced():
     buffer = GroupBuffer(2, steps=9, max_staleness=1, late_groups="drop")
     fill(buffer)
     resolve(buffer, 1, 2)
-    assert buffer.ship(buffer.next_batch()) == []
+    assert buffer.pop_batch(buffer.next_batch()) == []
     assert fill(buffer) == [4, 5]
     resolve(buffer, 4, 5)
-    assert buffer.ship(buffer.next_batch()) == [0, 3]
+    assert buffer.pop_batch(buffer.next_batch()) == [0, 3]
     assert fill(buffer) == [6, 7, 8, 9]
 
 
@@ -103,7 +103,7 @@ def test_a_hundred_thousand_outstanding_groups_cost_no_more_a_call_than_few():
         buffer = GroupBuffer(groups, steps=99, max_staleness=4)
         fill(buffer)
         resolve(buffer, *range(groups, 2 * groups))
-        buffer.ship(buffer.next_batch())
+        buffer.pop_batch(buffer.next_batch())
         fill(buffer)
         resolve(buffer, *range(5 * groups, 6 * groups))  # the youngest, which may not overtake all others
         best = 1e9
@@ -122,7 +122,7 @@ def test_what_is_not_resolved_is_not_trained():
     buffer = GroupBuffer(1, steps=3)
     fill(buffer)
     with pytest.raises(ValueError, match="group 0 is not resolved"):
-        buffer.ship([0])
+        buffer.pop_batch([0])
 
 
 def plain_next_batch(buffer: GroupBuffer) -> list[int] | None:
@@ -164,7 +164,7 @@ def test_whatever_the_order_every_group_is_trained_once_within_its_bound(groups,
         if batch is not None and (not playing or order.random() < 0.5):
             assert all(buffer.step - admitted[number] <= staleness for number in batch)
             trained += batch
-            late_now = buffer.ship(batch)
+            late_now = buffer.pop_batch(batch)
             dropped += late_now
             playing = [number for number in playing if number not in late_now]
             continue

@@ -9,7 +9,7 @@ from composer_jax.agent.episode import EpisodeLimits, run_episode
 from composer_jax.agent.summary import Compaction
 from composer_jax.agent.tools import select_tools
 from composer_jax.agent.transcript import Transcript
-from composer_jax.data.chat.messages import Malformed, ToolCall
+from composer_jax.data.chat.messages import MalformedToolCall, ToolCall
 from composer_jax.rl.hint_detectors import DETECTORS, LONGEST_QUOTE, ParsedEpisode, example_call
 from composer_jax.sandbox import LocalSandboxPool, SandboxLimits
 from tests.agent.conftest import ScriptedSession, task_of
@@ -134,4 +134,4 @@ def test_the_values_of_an_example_fit_the_schemas(monkeypatch):
     for tool in tools.values():
         example_call(chat, {tool.name: tool})
         tool.check(seen[-1].arguments)
-    assert len(seen) == len(tools) and not any(isinstance(call, Malformed) for call in seen)
+    assert len(seen) == len(tools) and not any(isinstance(call, MalformedToolCall) for call in seen)

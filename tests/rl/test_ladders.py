@@ -227,8 +227,11 @@ def test_a_rung_that_no_family_has_is_refused():
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"climb_at": 0.2}, "fall_below=0.2 and climb_at=0.2 are no thresholds .* use 0 <= fall_below < climb_at <= 1"),
-        ({"climb_at": 1.1}, "climb_at=1.1 are no thresholds"),
+        (
+            {"promote_above": 0.2},
+            "fall_below=0.2 and promote_above=0.2 are no thresholds .* use 0 <= fall_below < promote_above <= 1",
+        ),
+        ({"promote_above": 1.1}, "promote_above=1.1 are no thresholds"),
         ({"fall_below": -0.1}, "rl.curriculum.fall_below=-0.1 and"),
         ({"rung_window": 0}, "rl.curriculum.rung_window=0 is no number of steps; use 1 or more"),
         ({"easier": -0.1}, "rl.curriculum.easier=-0.1 is no fraction"),
@@ -296,7 +299,7 @@ def test_a_run_climbs_and_its_steps_say_which_rung_they_are_on(grade_families, t
     assert played == ["one_bug"] * 2 + ["two_bugs"] * 2 + ["three_bugs"] * 3
 
 
-MOVING = dataclasses.replace(with_curriculum(climb_at=0.6, fall_below=0.4), steps=12)
+MOVING = dataclasses.replace(with_curriculum(promote_above=0.6, fall_below=0.4), steps=12)
 
 
 @pytest.mark.parametrize(

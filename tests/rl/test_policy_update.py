@@ -13,7 +13,7 @@ from composer_jax.rl.batch import Group
 from composer_jax.rl.config import AlgorithmConfig, NormaliserConfig, RLConfig
 from composer_jax.rl.policy_update import PER_TOKEN, PolicyUpdate, learning_metrics
 from composer_jax.train.learner import TrainState
-from composer_jax.train.losses import StreamNormalisers
+from composer_jax.train.losses import LossTermNormalisers
 from tests.models.small import small
 from tests.rl.made_up import conversation, episode
 
@@ -47,8 +47,8 @@ STATE = types.SimpleNamespace(step=0)
 @pytest.mark.parametrize(
     ("kinds", "expected"),
     [
-        (NormaliserConfig(), StreamNormalisers(192.0, 1.0, 192.0)),
-        (NormaliserConfig("tokens", "constant", "tokens"), StreamNormalisers(TOKENS, 192.0, TOKENS)),
+        (NormaliserConfig(), LossTermNormalisers(192.0, 1.0, 192.0)),
+        (NormaliserConfig("tokens", "constant", "tokens"), LossTermNormalisers(TOKENS, 192.0, TOKENS)),
     ],
     ids=["default", "the others"],
 )

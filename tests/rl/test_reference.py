@@ -17,7 +17,7 @@ from composer_jax.rl.policy_update import PolicyUpdate
 from composer_jax.rl.reference import Reference, ReferenceKLConfig, sum_later_tokens, with_reference
 from composer_jax.rl.weighting import weighted_rows
 from composer_jax.train.learner import Learner
-from composer_jax.train.losses import PolicyLoss, PolicyLossConfig, StreamNormalisers
+from composer_jax.train.losses import LossTermNormalisers, PolicyLoss, PolicyLossConfig
 from composer_jax.train.optimizer import OptimizerConfig, make_optimizer
 from composer_jax.train.token_logprobs import TokenScorer
 from tests.models.small import random_weights, small
@@ -70,7 +70,7 @@ def test_the_forms_differ_in_what_a_token_pays_for(form):
         ReferenceKLConfig(0.1, form),
         Reference(*constant(-2.0), FixedScorer()),
         constant(-1.5),
-        StreamNormalisers(6.0, 1.0, 3.0),
+        LossTermNormalisers(6.0, 1.0, 3.0),
     )
     paid = [
         row.advantages - advantages

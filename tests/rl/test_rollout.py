@@ -24,7 +24,7 @@ class FakeSampler:
 
     def __init__(self, slots=3):
         self.slots, self.open_sessions, self.most, self.seeds, self.busy_seconds = slots, 0, 0, [], 5.0
-        self.capacity = 4096
+        self.max_model_len = 4096
 
     @contextlib.asynccontextmanager
     async def serving(self):
@@ -155,7 +155,7 @@ def test_a_policy_that_fails_ends_the_rollout(monkeypatch):
         async def sample(self, context, params, branch=0):
             raise ZeroDivisionError("the engine died")
 
-        capacity = 99
+        max_model_len = 99
 
     async def fake(task, session, *_, **__):
         await session.sample([1], None)

@@ -51,7 +51,7 @@ async def play(sampler: Sampler, seed: int) -> Transcript:
 @pytest.fixture(scope="module")
 def transcripts() -> list[Transcript]:
     """Four episodes that share their prompt's pages with each other and with themselves."""
-    sizes = SamplerConfig(slots=4, capacity=64, decode_steps=4, page_size=4, prefill_shapes=((4, 8),))
+    sizes = SamplerConfig(slots=4, max_model_len=64, decode_steps=4, page_size=4, prefill_shapes=((4, 8),))
     definition = ModelDef(dataclasses.replace(CONFIG, cache_routing=True))
     sampler = Sampler(definition, make_mesh(jax.devices()[:1]), sizes, end_tokens=(0,))
     sampler.update(*WEIGHTS, version=0)

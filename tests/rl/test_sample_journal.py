@@ -27,7 +27,7 @@ class RoutingPolicy:
     busy_seconds, decoded_tokens = 0.0, 0
 
     def __init__(self, finish_reason="stop"):
-        self.calls, self.finish_reason, self.capacity, self.is_open = 0, finish_reason, 512, False
+        self.calls, self.finish_reason, self.max_model_len, self.is_open = 0, finish_reason, 512, False
 
     async def open(self, seed):
         self.is_open = True

@@ -28,7 +28,7 @@ DENSE = small(**LLAMA | {"vocab_size": 256, "n_layers": 2, "max_context": 128})
 def both_sides(model, dtype, **rl):
     """(sampler with weights of seed 0 as version 0, PolicyUpdate, check with the default bound)."""
     config = RLConfig(batches=((80, 1), (128, 1)), **rl)
-    mesh, sizes = make_mesh(jax.devices()[:1]), SamplerConfig(slots=2, capacity=96, prefill_shapes=((2, 24),))
+    mesh, sizes = make_mesh(jax.devices()[:1]), SamplerConfig(slots=2, max_model_len=96, prefill_shapes=((2, 24),))
     sizes = dataclasses.replace(sizes, param_dtype=dtype)
     sampler = Sampler(ModelDef(config.rollout_network(model)), mesh, sizes, end_tokens=())
     sampler.update(*random_weights(model), version=0)
@@ -125,7 +125,7 @@ def test_the_shard_that_is_furthest_off_counts():
 
 
 def test_the_row_is_a_function_of_the_seed_and_fits_both_sides():
-    sizes = SamplerConfig(capacity=40)
+    sizes = SamplerConfig(max_model_len=40)
     row = check_row(0, DENSE, sizes, 80)
     assert row == check_row(0, DENSE, sizes, 80) != check_row(1, DENSE, sizes, 80)
     assert len(row) == 40 and len(check_row(0, DENSE, sizes, 32)) == 32 and max(row) < DENSE.vocab_size

@@ -25,7 +25,7 @@ def new_sampler(weights):
     def make(sizes=None, model=CONFIG, weights=weights, **changes):
         sizes = sizes or {}
         mesh = make_mesh(jax.devices()[: math.prod(sizes.values())], **sizes)
-        fields = dict(slots=8, capacity=64, decode_steps=4, prefill_shapes=((8, 8),))
+        fields = dict(slots=8, max_model_len=64, decode_steps=4, prefill_shapes=((8, 8),))
         sampler = Sampler(ModelDef(model), mesh, SamplerConfig(**(fields | changes)), end_tokens=(END,))
         sampler.update(*weights, version=3)
         return sampler

@@ -52,7 +52,7 @@ def make_sampler(sizes, changes):
     from composer_jax.sampler.engine import Sampler
 
     mesh = make_mesh(**sizes)
-    config = SamplerConfig(**(dict(slots=8, capacity=64, decode_steps=4, prefill_shapes=((2, 8),)) | changes))
+    config = SamplerConfig(**(dict(slots=8, max_model_len=64, decode_steps=4, prefill_shapes=((2, 8),)) | changes))
     sampler = Sampler(MODEL, mesh, config, end_tokens=(END,))
     sampler.update(*make_weights(mesh, 0), version=3)
     return sampler, make_weights(mesh, 1)

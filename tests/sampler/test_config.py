@@ -11,7 +11,7 @@ from composer_jax.sampler.config import SamplerConfig
     [
         ({"slots": 0}, "sampler.slots=0 is too small"),
         ({"decode_steps": 0}, "sampler.decode_steps=0 is too small"),
-        ({"capacity": 1}, "sampler.capacity=1 holds no answer"),
+        ({"max_model_len": 1}, "sampler.max_model_len=1 holds no answer"),
         ({"prefill_shapes": ()}, "sampler.prefill_shapes is empty"),
         ({"prefill_shapes": ((0, 8),)}, r"sampler.prefill_shapes has \(0, 8\)"),
         ({"prefill_shapes": ((4, 128), (16, 32))}, r"rows of \[128, 32\] tokens; give the shapes by ascending tokens"),

@@ -11,7 +11,7 @@ from composer_jax.sampler import drafts
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.drafts import PromptLookup, Speculation
 from composer_jax.sampler.runner import NewTokens
-from composer_jax.sampler.sequence import Sequence
+from composer_jax.sampler.sequence import SequenceState
 from tests.compilations import compiles_nothing
 from tests.sampler.conversations import assert_same, run_all
 from tests.sampler.test_requests import PARAMS, sample_all
@@ -69,7 +69,7 @@ def test_requests_of_all_parameters_are_verified(sampler, drafting, always):
 
 @dataclasses.dataclass
 class Row:
-    sequence: Sequence
+    sequence: SequenceState
     lookup: PromptLookup
     drafts: list[int]
 
@@ -81,7 +81,7 @@ def sampled(tokens, accepted=()):
 
 def test_drafts_are_verified_only_while_that_is_faster():
     speculation = Speculation("prompt_lookup", 4)
-    row = Row(Sequence([1, 2, 3, 1, 2], 50), PromptLookup(), [])
+    row = Row(SequenceState([1, 2, 3, 1, 2], 50), PromptLookup(), [])
     speculation.draft([row], 1)
     speculation.note_prefill()
     speculation.note(False, [sampled([7, 7])], 9.0)  # waited

@@ -190,7 +190,7 @@ def in_a_session(sampler, body):
 
 def test_a_context_is_filled_up_to_its_capacity(sampler, weights):
     async def body(session):
-        assert session.capacity == 64
+        assert session.max_model_len == 64
         first = await session.sample([1] * 60, SamplingParams(100))
         assert len(first.tokens) <= 4
         last = await session.sample([2] * 63, SamplingParams(5))
@@ -240,8 +240,8 @@ def test_a_closed_session_refuses_and_gives_its_slot_back_once(sampler):
 
 
 def test_sizes_that_do_not_fit_are_refused(new_sampler):
-    with pytest.raises(UserError, match="capacity of 65 tokens exceeds.*64"):
-        new_sampler(capacity=65)
+    with pytest.raises(UserError, match="max_model_len of 65 tokens exceeds.*64"):
+        new_sampler(max_model_len=65)
     with pytest.raises(UserError, match="6 sampler slots do not divide over 4 devices; use a multiple of 4"):
         new_sampler({"data": 4}, slots=6)
 

@@ -251,7 +251,7 @@ def test_serving_twice_at_once_is_refused(sampler):
 
 
 def test_shared_weights_are_not_copied(new_sampler, weights):
-    config = SamplerConfig(slots=2, capacity=16, prefill_shapes=((2, 8),))
+    config = SamplerConfig(slots=2, max_model_len=16, prefill_shapes=((2, 8),))
     mesh = new_sampler().mesh
     shared = Sampler(new_sampler().definition, mesh, config, end_tokens=(END,))
     shared.update(*weights, version=1, copy=False)

@@ -46,7 +46,7 @@ def make_sampler(config, weights, dtype, sizes=None, own_mesh=None) -> Sampler:
     sizes = sizes or {}
     mesh = make_mesh(jax.devices()[: math.prod(sizes.values())], **sizes)
     sampler_config = SamplerConfig(
-        slots=8, capacity=64, decode_steps=4, prefill_shapes=((8, 8),), param_dtype=dtype, mesh=own_mesh
+        slots=8, max_model_len=64, decode_steps=4, prefill_shapes=((8, 8),), param_dtype=dtype, mesh=own_mesh
     )
     definition = ModelDef(config)
     sampler = Sampler(definition, mesh, sampler_config, end_tokens=(END,))

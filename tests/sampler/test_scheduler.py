@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from composer_jax.sampler.scheduler import Scheduler
-from composer_jax.sampler.sequence import Lease, Limits, Schedule, Sequence
+from composer_jax.sampler.sequence import CacheLease, Limits, SchedulerOutput, SequenceState
 from tests.many import many
 
 PAGE = 4
@@ -25,7 +25,7 @@ class FakeCache:
         self.window = window
         self.entries: dict[tuple[int, int, int], tuple[int, ...]] = {}
 
-    def write(self, s: Sequence, position: int) -> None:
+    def write(self, s: SequenceState, position: int) -> None:
         """Computes one token, which reads those before it in the window."""
         for earlier in range(0 if self.window is None else max(0, position - self.window + 1), position):
             page = s.shard, s.pages[earlier // PAGE], earlier % PAGE
@@ -33,7 +33,7 @@ class FakeCache:
         self.entries[s.shard, s.pages[position // PAGE], position % PAGE] = tuple(s.tokens[: position + 1])
 
 
-def run(scheduler: Scheduler, cache: FakeCache, schedule: Schedule, sample, stops) -> list[Sequence]:
+def run(scheduler: Scheduler, cache: FakeCache, schedule: SchedulerOutput, sample, stops) -> list[SequenceState]:
     """Carries out a schedule; returns the sequences that ended.
 
     sample: () -> token. stops: tokens sampled in a call -> (whether the sequence ends, how many tokens it keeps).
@@ -71,13 +71,13 @@ class Requests(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.scheduler, self.cache = Scheduler(self.limits), FakeCache(self.limits.window)
-        self.open: list[Sequence] = []
-        self.turns: dict[Lease, list[int]] = {}
+        self.open: list[SequenceState] = []
+        self.turns: dict[CacheLease, list[int]] = {}
         self.numbers = itertools.count()
 
     @rule(target=leases)
     def open_lease(self):
-        return Lease()
+        return CacheLease()
 
     @rule(
         prompt=st.lists(st.integers(0, 1), min_size=1, max_size=20),
@@ -85,14 +85,14 @@ class Requests(RuleBasedStateMachine):
         priority=st.integers(0, 1),
     )
     def submit(self, prompt, budget, priority):
-        self.add(Sequence(prompt, budget, priority, group=prompt[0]))
+        self.add(SequenceState(prompt, budget, priority, group=prompt[0]))
 
     @rule(lease=leases, delta=st.lists(st.integers(0, 1), min_size=1, max_size=7), budget=st.integers(1, 5))
     def next_turn(self, lease, delta, budget):
         if all(s.lease is not lease for s in self.open):
             context = self.turns.get(lease, []) + delta
             context = context if self.scheduler.fits(len(context) + budget) else delta
-            self.add(Sequence(context, budget, lease=lease))
+            self.add(SequenceState(context, budget, lease=lease))
 
     def add(self, sequence):
         self.scheduler.submit(sequence)
@@ -163,14 +163,14 @@ class WindowedRequests(Requests):
 
     @rule(turns=st.integers(2, 6))
     def long_conversation(self, turns):
-        lease = Lease()
+        lease = CacheLease()
         for _ in range(turns):
             self.next_turn(lease, [0, 1, 1, 0, 1, 0, 0], 5)
             self.run_once(lambda: next(self.numbers) % 2)
 
     @rule(budget=st.integers(30, 60))
     def long_message(self, budget):
-        self.add(Sequence([1, 0, 1], budget))
+        self.add(SequenceState([1, 0, 1], budget))
 
 
 SETTINGS = settings(max_examples=many(200), stateful_step_count=40, deadline=None)
@@ -178,7 +178,7 @@ Requests.TestCase.settings = WindowedRequests.TestCase.settings = SETTINGS
 TestRequests, TestWindowedRequests = Requests.TestCase, WindowedRequests.TestCase
 
 
-def run_alone(scheduler: Scheduler, cache: FakeCache, sequence: Sequence) -> int:
+def run_alone(scheduler: Scheduler, cache: FakeCache, sequence: SequenceState) -> int:
     """Runs a sequence to its end; returns the most pages that it held."""
     scheduler.submit(sequence)
     tokens, most = itertools.count(), 0
@@ -192,7 +192,7 @@ def test_a_context_longer_than_the_cache_runs_in_the_pages_of_its_window():
     scheduler, cache = Scheduler(WINDOW), FakeCache(WINDOW.window)
     prompt = [n % 5 for n in range(200)]
     assert len(prompt) + 100 > WINDOW.n_pages * PAGE
-    assert run_alone(scheduler, cache, Sequence(prompt, 100)) <= WINDOW.most_pages(300) == 4
+    assert run_alone(scheduler, cache, SequenceState(prompt, 100)) <= WINDOW.most_pages(300) == 4
     assert not Scheduler(LIMITS).fits(300)
 
 
@@ -200,19 +200,19 @@ def test_a_prefix_is_found_by_the_pages_of_its_last_window():
     """The first pages of a prefix were reused, those in the window were not."""
     scheduler, cache = Scheduler(dataclasses.replace(WINDOW, shards=1)), FakeCache(WINDOW.window)
     prompt = [n % 5 for n in range(36)]
-    run_alone(scheduler, cache, Sequence(list(prompt), 3))
-    run_alone(scheduler, cache, Sequence([6] * 12, 1))
+    run_alone(scheduler, cache, SequenceState(list(prompt), 3))
+    run_alone(scheduler, cache, SequenceState([6] * 12, 1))
     assert scheduler.trees[0].root.children[tuple(prompt[:PAGE])].page is None
-    again = Sequence(list(prompt), 1)
+    again = SequenceState(list(prompt), 1)
     run_alone(scheduler, cache, again)
     assert again.cached == 32, "all full pages before the last token"
 
 
 def test_a_lease_keeps_the_pages_of_its_window():
-    scheduler, cache, lease = Scheduler(WINDOW), FakeCache(WINDOW.window), Lease()
-    first = Sequence(list(range(30)), 3, lease=lease)
+    scheduler, cache, lease = Scheduler(WINDOW), FakeCache(WINDOW.window), CacheLease()
+    first = SequenceState(list(range(30)), 3, lease=lease)
     run_alone(scheduler, cache, first)
     assert scheduler.n_held_pages == 2 and first.computed == 0 and lease.tokens == first.tokens[:-1]
-    again = Sequence(first.tokens + [1, 2, 3], 3, lease=lease)
+    again = SequenceState(first.tokens + [1, 2, 3], 3, lease=lease)
     run_alone(scheduler, cache, again)
     assert again.cached == 32

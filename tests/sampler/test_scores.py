@@ -82,7 +82,7 @@ def test_stops_cut_the_likeliest_tokens_too(warm):
 
 
 def test_a_preempted_request_has_the_scores_of_its_context(new_sampler, weights):
-    sampler = new_sampler(slots=4, capacity=32, cache_tokens=48, page_size=4, prefill_shapes=((4, 8),))
+    sampler = new_sampler(slots=4, max_model_len=32, cache_tokens=48, page_size=4, prefill_shapes=((4, 8),))
     asked = SamplingParams(16, prompt_logprobs=True)
     contexts = [RNG.integers(1, CONFIG.vocab_size, 10).tolist() for _ in range(4)]
     samples = sample_all(sampler, [Request(context, asked, i) for i, context in enumerate(contexts)])
@@ -106,7 +106,7 @@ def test_a_row_that_all_shards_score_has_the_networks_log_probabilities(new_samp
 
 def test_a_row_that_is_scored_changes_no_bit_of_what_others_sample(new_sampler):
     """The cache is full: a request of the row's length would take pages from the conversations."""
-    sampler = new_sampler(slots=2, capacity=32, page_size=4, prefill_shapes=((2, 8),))
+    sampler = new_sampler(slots=2, max_model_len=32, page_size=4, prefill_shapes=((2, 8),))
     row = RNG.integers(1, CONFIG.vocab_size, 32).tolist()
 
     async def main(scores: bool):

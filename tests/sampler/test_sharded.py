@@ -57,7 +57,7 @@ def new_llama():
 
     def make(sizes, cache_dtype="compute", prefill_shapes=((2, 8),)):
         mesh = make_mesh(jax.devices()[: math.prod(sizes.values())], **sizes)
-        config = SamplerConfig(slots=8, capacity=64, decode_steps=4, prefill_shapes=prefill_shapes)
+        config = SamplerConfig(slots=8, max_model_len=64, decode_steps=4, prefill_shapes=prefill_shapes)
         definition = ModelDef(dataclasses.replace(LLAMA_MODEL, cache_dtype=cache_dtype))
         sampler = Sampler(definition, mesh, config, end_tokens=(END,))
         sampler.update(*jax.device_put(weights, definition.shardings(mesh)), version=1)
@@ -93,7 +93,7 @@ def sampler_with_its_own_mesh(weights, definition=RING, **changes) -> Sampler:
     """A sampler on replica=2, expert=2, tensor=2 whose weights come from a learner on data=4, expert=2."""
     config = SamplerConfig(
         slots=8,
-        capacity=64,
+        max_model_len=64,
         decode_steps=4,
         prefill_shapes=((8, 8),),
         mesh=MeshConfig(replica=-1, expert=2, tensor=2),

@@ -38,7 +38,7 @@ def model_weights():
 @pytest.fixture(scope="module")
 def new_windowed(model_weights):
     def make(model=MODEL, end_tokens=(END,), **changes) -> Sampler:
-        fields = dict(slots=4, capacity=64, decode_steps=4, page_size=4, prefill_shapes=((4, 8),))
+        fields = dict(slots=4, max_model_len=64, decode_steps=4, page_size=4, prefill_shapes=((4, 8),))
         mesh = make_mesh(jax.devices()[:1])
         sampler = Sampler(ModelDef(model), mesh, SamplerConfig(**(fields | changes)), end_tokens=end_tokens)
         sampler.update(*model_weights, version=3)
@@ -96,5 +96,7 @@ def test_pages_are_kept_where_a_layer_attends_to_the_whole_context():
 
 
 def test_a_cache_that_is_smaller_than_a_window_and_a_call_is_refused(new_windowed):
-    with pytest.raises(UserError, match="16 tokens, less than the 20 that one context of sampler.capacity=64 takes"):
+    with pytest.raises(
+        UserError, match="16 tokens, less than the 20 that one context of sampler.max_model_len=64 takes"
+    ):
         new_windowed(cache_tokens=16)

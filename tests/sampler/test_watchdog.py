@@ -10,13 +10,13 @@ import pytest
 from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.sampler.request import Request
 from composer_jax.sampler.scheduler import Scheduler
-from composer_jax.sampler.sequence import Lease, Limits, Schedule, Sequence
+from composer_jax.sampler.sequence import CacheLease, Limits, SchedulerOutput, SequenceState
 from composer_jax.sampler.watchdog import Activity, Watchdog, describe_stall
 
 LIMITS = Limits(4, n_pages=10, shards=1, rows=2, prefill_shapes=((2, 8),), decode_steps=4)
 
 
-def new_activity(*requests: Sequence, limits=LIMITS, **changes) -> Activity:
+def new_activity(*requests: SequenceState, limits=LIMITS, **changes) -> Activity:
     """Of a scheduler that has admitted what it can."""
     scheduler = Scheduler(limits)
     for request in requests:
@@ -41,7 +41,7 @@ class Watched:
 
 
 def test_a_warning_comes_after_the_time_and_then_after_twice_as_long():
-    watched = Watched(new_activity(Sequence([1], 1)))
+    watched = Watched(new_activity(SequenceState([1], 1)))
     assert watched.check_at(1000, 1059.9) == 0
     assert watched.check_at(1060) == 1
     assert watched.check_at(1070, 1119.9) == 1
@@ -53,7 +53,7 @@ def test_a_warning_comes_after_the_time_and_then_after_twice_as_long():
 
 
 def test_progress_starts_the_time_again():
-    watched = Watched(new_activity(Sequence([1], 1)))
+    watched = Watched(new_activity(SequenceState([1], 1)))
     assert watched.check_at(0, 60) == 1
     watched.activity = dataclasses.replace(watched.activity, progress=1)
     assert watched.check_at(70, 129) == 1 and watched.check_at(130) == 2
@@ -64,7 +64,7 @@ def test_nothing_to_do_is_no_standstill(is_paused):
     """The time counts from when somebody begins to wait."""
     watched = Watched(new_activity(is_paused=is_paused))
     assert watched.check_at(0, 100, 1000) == 0
-    watched.activity.scheduler.submit(Sequence([1, 2], 1))
+    watched.activity.scheduler.submit(SequenceState([1, 2], 1))
     assert watched.check_at(1010, 1069) == 0 and watched.check_at(1070) == 1
     watched.activity.scheduler.cancel(watched.activity.scheduler.waiting[0])
     assert watched.check_at(5000) == 1
@@ -73,14 +73,14 @@ def test_nothing_to_do_is_no_standstill(is_paused):
 def test_the_calls_that_run_are_named():
     scheduler = Scheduler(LIMITS)
     for tokens in ([1], list(range(7))):
-        scheduler.submit(Sequence(tokens, 2))
+        scheduler.submit(SequenceState(tokens, 2))
     prefill = scheduler.schedule()
     activity = Activity(scheduler, prefill, None, False, 0)
     assert (
         "Running on the devices: a prefill call of 2 rows per device and 8 tokens (1 rows filled) and a decode call of "
         "1 row of up to 1 tokens; the first call of a shape compiles. 2 requests run."
     ) in describe_stall(activity, 60)
-    decode = Schedule(None, [], prefill.decode)
+    decode = SchedulerOutput(None, [], prefill.decode)
     text = describe_stall(dataclasses.replace(activity, calls=decode), 60)
     assert "Running on the devices: a decode call of 1 row of up to 1 tokens;" in text
     assert "No device call is running. 2 requests run." in describe_stall(dataclasses.replace(activity, calls=None), 60)
@@ -89,34 +89,38 @@ def test_the_calls_that_run_are_named():
 PROMPT = list(range(12))
 WAITING = {
     "slots": (
-        [Sequence([1] * 9, 1), Sequence([2], 1), Sequence([3] * 5, 1)],
+        [SequenceState([1] * 9, 1), SequenceState([2], 1), SequenceState([3] * 5, 1)],
         {},
         "1 request waits: 1 for one of 2 slots. Running requests hold 4 of 10 pages, sessions 0 more. The oldest "
         "waiting request has 5 tokens.",
     ),
     "pages": (
-        [Sequence([1] * 30, 1), Sequence([2] * 20, 1), Sequence([3], 1)],
+        [SequenceState([1] * 30, 1), SequenceState([2] * 20, 1), SequenceState([3], 1)],
         {},
         "2 requests wait: 1 for free pages, 1 for its turn. Running requests hold 8 of 10 pages, sessions 0 more. The "
         "oldest waiting request has 20 tokens.",
     ),
     "prefix": (
-        [Sequence(PROMPT, 1), Sequence([*PROMPT, 1], 1)],
+        [SequenceState(PROMPT, 1), SequenceState([*PROMPT, 1], 1)],
         {},
         "1 request waits: 1 for a prefix that a running request computes.",
     ),
     "pause": (
-        [Sequence([1], 1), Sequence([2], 1), Sequence([3], 1)],
+        [SequenceState([1], 1), SequenceState([2], 1), SequenceState([3], 1)],
         {"is_paused": True},
         "2 requests run. The sampler is paused; call resume. 1 request waits: 1 for the end of the pause.",
     ),
     "drain": (
-        [Sequence([1], 1), Sequence([2], 1), Sequence([3], 1)],
+        [SequenceState([1], 1), SequenceState([2], 1), SequenceState([3], 1)],
         {"update": (7, "drain")},
         "Weights of version 7 wait until the running requests have ended (mode='drain'). 1 request waits: 1 for the "
         "new weights.",
     ),
-    "call": ([], {"update": (7, "keep"), "calls": Schedule((2, 8), [], [])}, "7 wait for the end of the device call."),
+    "call": (
+        [],
+        {"update": (7, "keep"), "calls": SchedulerOutput((2, 8), [], [])},
+        "7 wait for the end of the device call.",
+    ),
     "install": ([], {"update": (7, "drain")}, "No device call is running. Weights of version 7 are being installed."),
 }
 
@@ -129,11 +133,11 @@ def test_the_reason_is_named(requests, changes, sentence):
 
 def test_pages_of_sessions_are_counted():
     scheduler = Scheduler(LIMITS)
-    request = Sequence([1], 1, lease=Lease())
+    request = SequenceState([1], 1, lease=CacheLease())
     scheduler.submit(request)
     scheduler.commit_decode(scheduler.schedule().decode[0], [2])
     scheduler.finish(request)
-    scheduler.submit(Sequence([5], 1))
+    scheduler.submit(SequenceState([5], 1))
     text = describe_stall(Activity(scheduler, None, None, False, 0), 60)
     assert "Running requests hold 0 of 10 pages, sessions 1 more." in text and "1 for its turn" in text
 
@@ -174,7 +178,7 @@ def test_a_device_call_that_does_not_end_is_reported(new_sampler, monkeypatch):
 
 def test_a_sampler_that_is_lent_to_the_learner_is_not_reported():
     """The time counts from when the learner gives it back."""
-    watched = Watched(new_activity(Sequence([1], 1), is_paused=True, is_lent=True))
+    watched = Watched(new_activity(SequenceState([1], 1), is_paused=True, is_lent=True))
     assert watched.check_at(0, 100, 1000) == 0
     watched.activity = dataclasses.replace(watched.activity, is_paused=False, is_lent=False)
     assert watched.check_at(1010, 1069) == 0 and watched.check_at(1070) == 1

@@ -33,7 +33,7 @@ STACK = NAMES[2].split("/")
 
 
 def make_sampler(dtype="", config=MOE) -> Sampler:
-    sizes = SamplerConfig(slots=2, capacity=32, decode_steps=4, prefill_shapes=((2, 8),), param_dtype=dtype)
+    sizes = SamplerConfig(slots=2, max_model_len=32, decode_steps=4, prefill_shapes=((2, 8),), param_dtype=dtype)
     return Sampler(ModelDef(config), make_mesh(jax.devices()[:1]), sizes, end_tokens=(END,))
 
 

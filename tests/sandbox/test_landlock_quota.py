@@ -108,7 +108,7 @@ from composer_jax.sandbox.inside import disk, quota
 root = tempfile.mkdtemp()
 os.makedirs(f"{root}/a/b/c")
 open(f"{root}/a/b/c/file", "wb").write(bytes(8192))
-judged = quota.Folder(root, "the workspace", 1 << 20)
+judged = quota.FolderQuota(root, "the workspace", 1 << 20)
 left, event, closing = 0, "", False
 def close():
     for folder in (f"{root}/a/b/c", f"{root}/a/b", f"{root}/a", root):

@@ -25,7 +25,7 @@ FIELDS = {f"model.{name}": value for name, value in MODEL.items()} | {
     "rl.batches": ((64, 8),),
     "sampler.mesh.expert": 2,
     "sampler.slots": 16,
-    "sampler.capacity": 32,
+    "sampler.max_model_len": 32,
     "sampler.prefill_shapes": ((2, 16),),
 }
 

@@ -222,7 +222,7 @@ def test_a_sampler_with_8_bit_weights_keeps_and_gathers_half_the_bytes_of_bfloat
         (
             "evaluate",
             dict(sampler__capacity=10_000, rl__batches=((16_384, 8),)),
-            "sampler.capacity=10000 is not between 2",
+            "sampler.max_model_len=10000 is not between 2",
         ),
         ("pretrain", dict(model__d_model=130), "130 embed do not divide over mesh axis data=4"),
     ],

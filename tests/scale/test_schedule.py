@@ -8,7 +8,7 @@ from composer_jax.scale.chips import Efficiency
 from composer_jax.scale.compiler import compile_program
 from composer_jax.scale.costs import CostAssumptions, estimate_cost
 from composer_jax.scale.plan import place_steps
-from composer_jax.scale.schedule import Schedule
+from composer_jax.scale.schedule import HloSchedule
 from tests.scale.configuration import small_config
 
 ASSUMED = CostAssumptions({"data": 2, "expert": 4}, loop_counts={"rounds": 2.0})
@@ -79,7 +79,7 @@ def found(schedule):
 
 
 def test_collectives_have_their_axes_bytes_and_runs():
-    assert found(Schedule(PROGRAM)) == [
+    assert found(HloSchedule(PROGRAM)) == [
         (1.0, "all_gather", ("data",), 64.0),
         (1.0, "permute", ("expert",), 32.0),
         (1.0, "all_reduce", ("data", "expert"), 36.0),
@@ -91,7 +91,7 @@ def test_collectives_have_their_axes_bytes_and_runs():
 @pytest.mark.parametrize(("scope", "runs"), [("rounds/while", 2), ("at_most_5/while", 5), ("rounds/x/while", 3)])
 def test_a_loop_runs_as_often_as_its_scope_or_its_condition_says(scope, runs):
     program = PROGRAM.replace("body=%body", f'body=%body, metadata={{op_name="jit(step)/{scope}"}}')
-    assert {times for times, *_ in found(Schedule(program))} == {1.0, runs}
+    assert {times for times, *_ in found(HloSchedule(program))} == {1.0, runs}
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ BATCHED = 4 * 2 * 128 * 64 * 32 / 1000
 
 
 def test_products_between_start_and_done_hide_a_collective(network):
-    waiting = Schedule(PROGRAM).wait_seconds(network, ASSUMED)
+    waiting = HloSchedule(PROGRAM).wait_seconds(network, ASSUMED)
     assert waiting.sent == {"data": 64.0 + 3 * 128, "expert": 32.0 + 3 * 1024, "data+expert": 36.0}
     # Products of 2,097 and 4,194 s hide 64 and 1,024 s. The one before the update hides nothing.
     assert BATCHED > 64 and PRODUCT > 1024
@@ -116,7 +116,7 @@ def test_products_between_start_and_done_hide_a_collective(network):
 
 def test_what_is_left_when_the_products_end_is_waited_for(network):
     network.chip.peak_flops = 1e6
-    waiting = Schedule(PROGRAM).wait_seconds(network, ASSUMED)
+    waiting = HloSchedule(PROGRAM).wait_seconds(network, ASSUMED)
     assert waiting.exposed["data"] == pytest.approx(64 - BATCHED / 1000 + 3 * 128)
     assert waiting.exposed["expert"] == pytest.approx(32 + 3 * (1024 - PRODUCT / 1000))
 
@@ -128,7 +128,7 @@ def test_collectives_over_the_same_axes_follow_each_other(network):
         "  %second-done = f32[16]{0} all-gather-done(%second-start)\n  %ag-done =",
     )
     network.chip.peak_flops = 1e6
-    waiting = Schedule(both).wait_seconds(network, ASSUMED)
+    waiting = HloSchedule(both).wait_seconds(network, ASSUMED)
     assert waiting.exposed["data"] == pytest.approx(64 + 64 - BATCHED / 1000 + 3 * 128)
 
 

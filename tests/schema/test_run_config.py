@@ -7,7 +7,7 @@ import pytest
 
 from composer_jax.agent.summary import Compaction
 from composer_jax.errors import UserError
-from composer_jax.schema.renamed import REMOVED, outdated_fields
+from composer_jax.schema.renamed import REMOVED, RENAMED, outdated_fields
 from composer_jax.schema.run_config import default_config, run_config
 from configs import memory_chain
 from configs.tiny import SIZES, get_config
@@ -135,7 +135,11 @@ def test_missing_fields_take_their_defaults():
         ("rl.trigger", (140, 126), r"rl.trigger=\(140, 126\) is no range"),
         ("rl.batches", ((512, 2), (256, 16)), "must have ascending row lengths"),
         ("rl.batches", (), "rl.batches is empty"),
-        ("sampler.capacity", 1024, "sampler.capacity=1024 lets episodes grow longer than rl.batches, .* rows of 512"),
+        (
+            "sampler.max_model_len",
+            1024,
+            "sampler.max_model_len=1024 lets episodes grow longer than rl.batches, .* rows of 512",
+        ),
         ("rl.family_compactions", {"bugfix": "huge"}, "config.rl.family_compactions.bugfix='huge' is no compaction"),
         ("rl.compaction", "huge", "config.rl.compaction='huge' is no compaction; agent.compactions has"),
         ("pretrain.steps", 0, "pretrain.steps=0; it must be at least 1"),
@@ -143,7 +147,7 @@ def test_missing_fields_take_their_defaults():
         ("sft.accumulate", 7, "rows do not divide into accumulate=7 micro-batches; use a divisor of"),
         ("pretrain.evaluate_every", 0, "pretrain.evaluate_every=0; it must be at least 1"),
         ("sft.seq_len", 1, "sft.seq_len=1; a row needs at least 2 tokens"),
-        ("sft.bias_rate", -1.0, "sft.bias_rate=-1.0 is negative"),
+        ("sft.router_bias_update_rate", -1.0, "sft.router_bias_update_rate=-1.0 is negative"),
         ("pretrain.sources.copying.weight", -0.5, "a source of pretrain.sources has weight=-0.5"),
         ("pretrain.sources.copying.final_weight", -0.5, "a source of pretrain.sources has final_weight=-0.5"),
         ("agent.concurrency", 0, "agent.concurrency=0 leaves no sandbox"),
@@ -173,17 +177,10 @@ def test_values_out_of_range_are_named_with_the_way_out(path, value, words):
         run_config(changed(path, value))
 
 
-def test_fields_of_the_older_schema_are_refused_with_their_new_names():
-    config = changed("rl.ratio_low", 0.2)
-    config["pretrain"]["copy_fraction"] = 0.2
-    with pytest.raises(UserError) as error:
-        run_config(config)
-    assert "rl.ratio_low is now rl.loss.ratio_low" in str(error.value)
-    assert "pretrain.copy_fraction is now pretrain.sources.copying.weight" in str(error.value)
-
-
-def test_fields_that_are_gone_are_refused_with_what_replaces_them():
-    for path, instead in REMOVED.items():
+def test_outdated_fields_are_refused_with_what_replaces_them():
+    sentences = {path: f"is now {new}" for path, new in RENAMED.items()}
+    sentences |= {path: f"is gone: {instead}" for path, instead in REMOVED.items()}
+    for path, sentence in sentences.items():
         config = copy.deepcopy(CONFIG)
         *sections, name = path.split(".")
         node = config
@@ -192,7 +189,7 @@ def test_fields_that_are_gone_are_refused_with_what_replaces_them():
         node[name] = {}
         with pytest.raises(UserError) as error:
             run_config(config)
-        assert f"{path} is gone: {instead}" in str(error.value)
+        assert f"{path} {sentence}" in str(error.value)
 
 
 def test_no_older_field_is_a_field_of_today():

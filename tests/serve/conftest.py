@@ -49,7 +49,7 @@ def text(tmp_path_factory):
 @pytest.fixture(scope="session")
 def sampler(text):
     mesh = make_mesh(jax.devices()[:1])
-    config = SamplerConfig(slots=4, capacity=CAPACITY, decode_steps=4, prefill_shapes=((2, 32),), page_size=16)
+    config = SamplerConfig(slots=4, max_model_len=CAPACITY, decode_steps=4, prefill_shapes=((2, 32),), page_size=16)
     definition = ModelDef(dataclasses.replace(NETWORK, cache_routing=True))
     sampler = Sampler(definition, mesh, config, end_tokens=text.end_tokens, decode=text.tokenizer.decode)
     sampler.update(*weights(), version=7)

@@ -12,9 +12,9 @@ from composer_jax.sampler.stats import SamplerStats
 class ScriptedEngine:
     """write(context) -> ids that are sampled after it, three at a time."""
 
-    def __init__(self, write, end_tokens, capacity=4096, delay=0.0):
+    def __init__(self, write, end_tokens, max_model_len=4096, delay=0.0):
         self.write, self.end_tokens, self.delay = write, end_tokens, delay
-        self.config = types.SimpleNamespace(capacity=capacity)
+        self.config = types.SimpleNamespace(max_model_len=max_model_len)
         self.version, self.decoded_tokens, self.requests = 0, 0, []
         self.error, self.is_paused, self.checksums = None, False, ()
         self._tasks = set()

@@ -49,7 +49,7 @@ def get_config() -> ConfigDict:
     config.sft.sources = {"solutions": {"kind": f"{OWN}Solutions", "options": {"count": 8}}}
     config.agent.limits.update({"max_turns": 2, "max_turn_tokens": 8, "max_episode_tokens": 128})
     config.agent.concurrency = 2
-    config.sampler.update({"slots": 2, "capacity": 128, "prefill_shapes": ((2, 32),), "decode_rows": ()})
+    config.sampler.update({"slots": 2, "max_model_len": 128, "prefill_shapes": ((2, 32),), "decode_rows": ()})
     config.rl.update({"steps": 1, "group_size": 2, "batches": ((128, 2),), "compaction": "none"})
     config.rl.groups = {"offset": 1}
     config.rl.algorithm = {"name": f"{OWN}FixedBaseline", "options": {"baseline": 0.5}}

@@ -69,7 +69,7 @@ def test_the_trunk_is_the_base_and_the_modules_are_initial_ones(run):
 
 def test_the_modules_learn_alone(run):
     config = run.config.pretrain
-    learner = run.model.learner("pretrain", config.optimizer, 4, config.loss, bias_rate=0.01)
+    learner = run.model.learner("pretrain", config.optimizer, 4, config.loss, router_bias_update_rate=0.01)
     initial = jax.device_get(run.model.initial_weights())
     state = learner.init_state(*initial)
     losses = []

@@ -26,7 +26,7 @@ def run(tmp_path_factory):
     config.base = f"hf:{base}"
     config.agent.limits.update({"max_turns": 2, "max_turn_tokens": 16, "max_episode_tokens": 8192})
     config.sft.update({"seq_len": 4096, "batch_size": 2, "steps": 2})
-    config.sampler.update({"slots": 4, "capacity": 4096})
+    config.sampler.update({"slots": 4, "max_model_len": 4096})
     config.rl.update({"batches": ((4096, 1),), "group_size": 2})
     config.rl.groups.bugs = 1
     config.evaluate.temperature = 0.0

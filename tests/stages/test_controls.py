@@ -38,7 +38,7 @@ def run(base, tmp_path):
     """A run whose final policy was evaluated."""
     config = smollm2_135m.get_config("smoke")
     config.base = f"hf:{base}"
-    config.sampler.capacity = 512
+    config.sampler.max_model_len = 512
     with Run(config, tmp_path / "run") as opened:
         evaluated(opened.path / "stages", "before", THEIRS)
         evaluated(opened.path / "stages", "after", OURS)

@@ -104,12 +104,13 @@ def test_chat_answers_in_the_chat_format(model):
 def test_a_long_text_gets_a_larger_context_and_the_counts_go_on(folder):
     model = composer_jax.load_hf(folder, dtype="float32")
     assert (
-        len(model.generate([7, 9], max_tokens=5, stop=())) <= 5 and model._sampler.config.capacity == SMALLEST_CAPACITY
+        len(model.generate([7, 9], max_tokens=5, stop=())) <= 5
+        and model._sampler.config.max_model_len == SMALLEST_CAPACITY
     )
     before, busy = model.decoded_tokens, model.busy_seconds
     prompt = [7, 9] * 310
     tokens = model.generate(prompt, max_tokens=500, temperature=0)
-    assert model._sampler.config.capacity == CONFIG.max_context
+    assert model._sampler.config.max_model_len == CONFIG.max_context
     assert tokens == greedy_tokens(prompt, 20, model.text.end_tokens)  # 20 is what the context has left
     assert model.decoded_tokens == before + len(tokens) and model.busy_seconds > busy
 
@@ -278,7 +279,7 @@ def test_sessions_of_a_model_go_on_and_are_streamed(model):
     async def main():
         async with model.serving() as policy:
             session = await policy.open(3)
-            assert session.capacity == CONFIG.max_context
+            assert session.max_model_len == CONFIG.max_context
             first = await session.sample([7, 9], SamplingParams(4, temperature=0))
             second = await session.sample([7, 9, *first.tokens, 11], SamplingParams(4, temperature=0))
             session.close()
@@ -338,7 +339,7 @@ def test_a_model_generates_without_dropping_tokens(folder):
 
 def test_sampler_sizes_can_be_chosen(folder):
     loaded = composer_jax.load_hf(folder, dtype="float32")
-    loaded.sampler_config = SamplerConfig(slots=3, capacity=48, prefill_shapes=((3, 16),))
+    loaded.sampler_config = SamplerConfig(slots=3, max_model_len=48, prefill_shapes=((3, 16),))
 
     async def main():
         async with loaded.serving():

@@ -99,7 +99,7 @@ def sft_config(base: Path, **evaluate) -> ConfigDict:
     config.base, config.stages = f"hf:{base}", ("sft",)
     config.agent.limits.update({"max_turns": 2, "max_turn_tokens": 16, "max_episode_tokens": 8192})
     config.sft.update({"seq_len": 4096, "batch_size": 2, "steps": 5, "save_every": 5})
-    config.sampler.update({"slots": 4, "capacity": 4096, "prefill_shapes": ((4, 512),)})
+    config.sampler.update({"slots": 4, "max_model_len": 4096, "prefill_shapes": ((4, 512),)})
     config.rl.batches = ((4096, 1),)
     config.evaluate.update(evaluate)
     return config

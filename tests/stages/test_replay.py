@@ -15,7 +15,7 @@ from composer_jax.stages.replay_rollout import play_records
 from composer_jax.stages.replay_train import train_on_records
 from composer_jax.stages.run import Run
 from composer_jax.stages.sft import sft
-from composer_jax.stages.train_rl import reinforce
+from composer_jax.stages.train_rl import train_rl
 from configs.tiny import get_config
 from launch import flags, hosts, replay
 
@@ -48,7 +48,7 @@ def folder(tmp_path_factory):
     with Run(config, folder / "run") as run:
         sft(run)
     with Run(rl_config(folder), folder / "rl") as run:
-        reinforce(run)
+        train_rl(run)
     return folder
 
 

@@ -188,8 +188,11 @@ def test_a_stage_keeps_the_checkpoint_before_the_latest(new_run):
 
 
 def test_a_folder_of_the_older_schema_is_refused_with_the_names_that_changed(tmp_path):
-    stored = {"config_hash": "0", "config": {"seed": 0, "rl": {"ratio_low": 0.2}, "agent": {"max_turns": 4}}}
+    stored = {
+        "config_hash": "0",
+        "config": {"seed": 0, "rl": {"curriculum": {"climb_at": 0.8}}, "sampler": {"capacity": 512}},
+    }
     (tmp_path / "config.json").write_text(json.dumps(stored))
-    with pytest.raises(UserError, match="older config schema .*agent.max_turns is now agent.limits.max_turns") as error:
+    with pytest.raises(UserError, match="older config schema .*sampler.capacity is now sampler.max_model_len") as error:
         Run(get_config("smoke"), tmp_path)
-    assert "rl.ratio_low is now rl.loss.ratio_low" in str(error.value)
+    assert "rl.curriculum.climb_at is now rl.curriculum.promote_above" in str(error.value)

@@ -26,7 +26,7 @@ PROMPT = [3, 9, 14]
 
 
 def new_sampler() -> Sampler:
-    sizes = SamplerConfig(slots=2, capacity=64, prefill_shapes=((2, 8),))
+    sizes = SamplerConfig(slots=2, max_model_len=64, prefill_shapes=((2, 8),))
     return Sampler(ModelDef(SERVED), make_mesh(jax.devices()[:1]), sizes, end_tokens=())
 
 

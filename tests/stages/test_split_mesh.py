@@ -7,7 +7,7 @@ import pytest
 
 from composer_jax.errors import UserError
 from composer_jax.stages.run import Run
-from composer_jax.stages.train_rl import reinforce
+from composer_jax.stages.train_rl import train_rl
 from tests.stages.base_model import write_base
 from tests.stages.two_hosts_config import get_config
 
@@ -33,7 +33,7 @@ def test_a_split_mesh_trains_what_a_shared_one_does(base, tmp_path):
     for rollout_devices in (0, 4):
         workdir = tmp_path / str(rollout_devices)
         with Run(on_four_devices(base, rollout_devices=rollout_devices), workdir) as run:
-            reinforce(run)
+            train_rl(run)
             sampler = run.services.sampler
         expected = jax.devices()[-4:] if rollout_devices else jax.devices()[:4]
         assert list(sampler.mesh.devices.flat) == expected
@@ -48,7 +48,7 @@ def test_a_split_mesh_trains_what_a_shared_one_does(base, tmp_path):
 def test_a_split_that_leaves_a_role_without_devices_is_refused(base, tmp_path, rollout_devices):
     with Run(on_four_devices(base, rollout_devices=rollout_devices), tmp_path / "run") as run:
         with pytest.raises(UserError, match=f"rl.rollout_devices={rollout_devices} and a mesh of 4 devices"):
-            reinforce(run)
+            train_rl(run)
 
 
 def test_a_negative_number_of_devices_is_refused(base):

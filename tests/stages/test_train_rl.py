@@ -113,7 +113,7 @@ def fake_harness(interrupter):
 
 
 @pytest.fixture(params=[0, 2], ids=["synchronous", "asynchronous"])
-def reinforce(tmp_path, monkeypatch, request):
+def train_rl(tmp_path, monkeypatch, request):
     """(where Ctrl-C comes or None, whether gradients are NaN) -> runs the stage in one folder, again and again."""
     interrupter = Interrupter()
     monkeypatch.setattr(rollout, "run_episode", fake_harness(interrupter))
@@ -168,7 +168,7 @@ def reinforce(tmp_path, monkeypatch, request):
             evaluate = dataclasses.replace(config.evaluate, every=dict(every), slots_fraction=0.5)
             tasks = dataclasses.replace(config.tasks, heldout=heldout)
             run.config = dataclasses.replace(config, evaluate=evaluate, tasks=tasks)
-            stage.reinforce(run)
+            stage.train_rl(run)
             return run
 
         yield go
@@ -200,8 +200,8 @@ def groups(run) -> int:
     return STEPS * sum(run.config.rl.groups.values())
 
 
-def test_an_uninterrupted_stage(reinforce):
-    run = reinforce()
+def test_an_uninterrupted_stage(train_rl):
+    run = train_rl()
     assert weights_and_steps(run) == ([5.0] * 3, [1, 2, 3, 4, 5])
     assert len(run.interrupter.played) == groups(run) * run.config.rl.group_size
     assert len(set(run.interrupter.played)) == groups(run) and len(batches(run)) == STEPS
@@ -221,10 +221,10 @@ PLACES = [*(("play", n) for n in (1, 20, 40, 70)), *(("learn", step) for step in
 
 
 @pytest.mark.parametrize("place", PLACES, ids=str)
-def test_ctrl_c_anywhere_loses_no_step(reinforce, place):
+def test_ctrl_c_anywhere_loses_no_step(train_rl, place):
     with pytest.raises(KeyboardInterrupt):
-        reinforce(place)
-    run = reinforce()
+        train_rl(place)
+    run = train_rl()
     assert weights_and_steps(run) == ([5.0] * 3, [1, 2, 3, 4, 5])
     trained = [task for line in batches(run) for task in json.loads(line)["tasks"]]
     assert len(trained) == len(set(trained)) == groups(run)
@@ -248,8 +248,8 @@ def evaluated(run) -> list[tuple[int, str]]:
     return sorted((row["step"], name) for row in rows for name in EVERY if f"pass_at_1_{name}" in row)
 
 
-def test_suites_run_after_their_steps(reinforce):
-    run = reinforce(every=EVERY)
+def test_suites_run_after_their_steps(train_rl):
+    run = train_rl(every=EVERY)
     assert evaluated(run) == EVALUATED
     assert weights_and_steps(run) == ([5.0] * 3, [1, 2, 3, 4, 5])
     row = next(row for row in read_metrics(run.path / "metrics" / "evaluate_rl.jsonl") if "low_chain" in row)
@@ -257,35 +257,35 @@ def test_suites_run_after_their_steps(reinforce):
 
 
 @pytest.mark.parametrize("n", [1, 4, 6, 12])
-def test_ctrl_c_inside_a_suite_leaves_no_row_out_and_writes_none_twice(reinforce, n):
+def test_ctrl_c_inside_a_suite_leaves_no_row_out_and_writes_none_twice(train_rl, n):
     """Four episodes of suites play after step 2, and eight after step 4."""
     with pytest.raises(KeyboardInterrupt):
-        reinforce(("suite", n), every=EVERY)
-    run = reinforce(every=EVERY)
+        train_rl(("suite", n), every=EVERY)
+    run = train_rl(every=EVERY)
     assert evaluated(run) == EVALUATED
     assert weights_and_steps(run) == ([5.0] * 3, [1, 2, 3, 4, 5])
     assert len(batches(run)) == STEPS
 
 
-def test_a_suite_of_a_family_that_is_not_on_disk_is_refused(reinforce):
+def test_a_suite_of_a_family_that_is_not_on_disk_is_refused(train_rl):
     with pytest.raises(UserError, match="evaluate.every names the suite 'heldout_bugs'; there are bugfix, chain, "):
-        reinforce(every={"heldout_bugs": 1}, heldout="tasks")
+        train_rl(every={"heldout_bugs": 1}, heldout="tasks")
 
 
-def test_sampler_and_learner_that_disagree_end_the_stage_also_when_it_goes_on(reinforce, monkeypatch):
+def test_sampler_and_learner_that_disagree_end_the_stage_also_when_it_goes_on(train_rl, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
-        reinforce(("learn", 2))
+        train_rl(("learn", 2))
     monkeypatch.setattr(FakeUpdate, "score", lambda *_: np.full(64, np.nan, np.float32))
     with pytest.raises(UserError, match="version 2: the median gap of a fixed row of 64 tokens is nan"):
-        reinforce()
+        train_rl()
     monkeypatch.undo()
 
 
-def test_three_skipped_steps_in_a_row_end_the_stage(reinforce):
+def test_three_skipped_steps_in_a_row_end_the_stage(train_rl):
     """The third is saved; the same command goes on after it."""
     with pytest.raises(UserError, match="nothing was learned in steps 1 to 3, because their gradients are not finite"):
-        reinforce(has_nan=True)
-    run = reinforce()
+        train_rl(has_nan=True)
+    run = train_rl()
     assert weights_and_steps(run) == ([2.0] * 3, [1, 2, 3, 4, 5])
 
 

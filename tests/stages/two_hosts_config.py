@@ -35,7 +35,7 @@ def get_config(base: str) -> ConfigDict:
     config.agent.system_prompt = ""
     config.agent.limits.update({"max_turns": 2, "max_turn_tokens": 8, "max_episode_tokens": 4096})
     config.agent.concurrency = 2
-    config.sampler.update({"slots": 8, "capacity": 2048, "decode_steps": 4, "prefill_shapes": ((8, 256),)})
+    config.sampler.update({"slots": 8, "max_model_len": 2048, "decode_steps": 4, "prefill_shapes": ((8, 256),)})
     config.rl.update({"steps": 3, "group_size": 4, "batches": ((2048, 8),), "save_every": 2, "max_staleness": 1})
     config.rl.deterministic = True
     config.rl.groups.bugs = 1

@@ -28,7 +28,7 @@ def new_learner():
         mesh = make_mesh(jax.devices()[: math.prod(sizes.values())], **sizes)
         definition = ModelDef(dataclasses.replace(config, dispatch=dispatch))
         loss = loss or LanguageLoss(LanguageLossConfig(mtp_weight=0.3, balance_weight=0.1))
-        how = dict(reduction=reduction, reduce_dtype=reduce_dtype, bias_rate=BIAS_RATE)
+        how = dict(reduction=reduction, reduce_dtype=reduce_dtype, router_bias_update_rate=BIAS_RATE)
         return Learner(definition, OPTIMIZER, loss, mesh, **how)
 
     return make

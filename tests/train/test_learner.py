@@ -182,7 +182,7 @@ def test_the_router_bias_moves_by_the_counts_of_the_global_batch(learner, weight
 
 def test_a_bias_rate_of_zero_freezes_the_bias(learner, weights):
     frozen = copy.copy(learner)
-    frozen.bias_rate = 0.0
+    frozen.router_bias_update_rate = 0.0
     state, _ = steps(frozen, weights, [BATCH])
     chex.assert_trees_all_equal(state.router_bias, weights[1])
 

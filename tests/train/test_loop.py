@@ -35,7 +35,9 @@ DOCUMENTS = [np.random.default_rng(i).integers(9, 64, 20 + i) for i in range(12)
 @pytest.fixture(scope="module")
 def learner():
     optimizer = make_optimizer(OptimizerConfig(peak=0.01, warmup=2), STEPS)
-    return Learner(ModelDef(CONFIG), optimizer, LanguageLoss(), make_mesh(jax.devices()[:1]), bias_rate=0.01)
+    return Learner(
+        ModelDef(CONFIG), optimizer, LanguageLoss(), make_mesh(jax.devices()[:1]), router_bias_update_rate=0.01
+    )
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +155,9 @@ def test_the_loss_of_other_heldout_data_is_measured_beside_it(tmp_path, learner,
 def test_a_network_without_experts_resumes_bit_for_bit(tmp_path):
     config = small(**LLAMA, n_layers=2)
     optimizer = make_optimizer(OptimizerConfig(peak=0.01, warmup=2), STEPS)
-    learner = Learner(ModelDef(config), optimizer, LanguageLoss(), make_mesh(jax.devices()[:1]), bias_rate=0.01)
+    learner = Learner(
+        ModelDef(config), optimizer, LanguageLoss(), make_mesh(jax.devices()[:1]), router_bias_update_rate=0.01
+    )
     weights = random_weights(config)
     expected = run(tmp_path / "whole", learner, weights)
     with pytest.raises(Killed):
@@ -392,7 +396,7 @@ def test_restored_weights_are_on_the_devices_they_belong_to(tmp_path, learner, w
     """On another mesh than the one that saved."""
     run(tmp_path, learner, weights, plan=FitPlan("test", 2, 2, 2))
     mesh = make_mesh(jax.devices()[:2], data=2)
-    other = Learner(ModelDef(CONFIG), learner.optimizer, LanguageLoss(), mesh, bias_rate=0.01)
+    other = Learner(ModelDef(CONFIG), learner.optimizer, LanguageLoss(), mesh, router_bias_update_rate=0.01)
     like = other.init_state(*weights)
     with CheckpointStore(tmp_path / "checkpoints") as store:
         state, json = loop.restore_state(store, like)

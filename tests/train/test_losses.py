@@ -12,9 +12,9 @@ from composer_jax.models.model_def import ModelDef
 from composer_jax.train.losses import (
     LanguageLoss,
     LanguageLossConfig,
+    LossTermNormalisers,
     PolicyLoss,
     PolicyLossConfig,
-    StreamNormalisers,
     make_loss,
 )
 from composer_jax.train.trust_region import TRUST_REGIONS
@@ -302,7 +302,9 @@ REFERENCE = np.where(SAMPLED, chosen_logprobs(STATES) + 0.5 * RNG.standard_norma
 KL_ROWS = POLICY_ROWS | {"kl_weights": np.where(SAMPLED, 0.3, 0).astype(np.float32), "reference_logprobs": REFERENCE}
 
 
-@pytest.mark.parametrize("z", [StreamNormalisers(Z, 1.0, Z), StreamNormalisers(Z, 1.0, 10.0)], ids=["one Z", "own Z"])
+@pytest.mark.parametrize(
+    "z", [LossTermNormalisers(Z, 1.0, Z), LossTermNormalisers(Z, 1.0, 10.0)], ids=["one Z", "own Z"]
+)
 def test_the_kl_is_a_part_of_the_advantage(z):
     """The gradient is that of advantages A - beta Z_pg / Z_kl (log p - log p_ref), computed by hand."""
     k1 = chosen_logprobs(STATES) - REFERENCE
@@ -341,7 +343,7 @@ def test_each_stream_is_divided_by_its_own_normaliser():
     no_advantage = {"advantages": np.zeros((B, S), np.float32)}
     language = ROWS | {"weights": CE_ROWS["ce_weights"]}
     cross_entropy = jax.grad(lambda s: LanguageLoss()(TableDecoder(s), language, jnp.float32(1)).loss)(STATES)
-    z = StreamNormalisers(2.0, 5.0, 7.0)
+    z = LossTermNormalisers(2.0, 5.0, 7.0)
 
     def gradient(batch):
         return np.asarray(jax.grad(lambda s: WIDE(TableDecoder(s), batch, z).loss)(STATES))
@@ -352,7 +354,7 @@ def test_each_stream_is_divided_by_its_own_normaliser():
 
 
 def test_one_normaliser_divides_all_streams():
-    same = WIDE(TableDecoder(STATES), CE_ROWS, StreamNormalisers(Z, Z, Z)).loss
+    same = WIDE(TableDecoder(STATES), CE_ROWS, LossTermNormalisers(Z, Z, Z)).loss
     assert float(WIDE(TableDecoder(STATES), CE_ROWS, jnp.float32(Z)).loss) == float(same)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from composer_jax.models.rope import Llama3Rope
-from composer_jax.train.losses import LanguageLoss, LanguageLossConfig, PolicyLoss, StreamNormalisers
+from composer_jax.train.losses import LanguageLoss, LanguageLossConfig, LossTermNormalisers, PolicyLoss
 from tests.models.small import GROUPED_QUERY, LLAMA, WITHOUT_EXPERTS, random_weights, relative_error, small
 from tests.train.small_step import CONFIG, full_gradient, make_batch
 
@@ -185,7 +185,7 @@ def test_a_policy_step_with_all_streams_is_that_of_one_device(new_learner, sizes
     batch = BATCH | {"weights": sampled.astype(np.float32), "advantages": field(1.0), "ce_weights": field(0.0, 0.1)}
     batch |= {"kl_weights": field(0.0, 0.2)}
     batch |= {"sampler_logprobs": field(0.3, -4.2), "reference_logprobs": field(0.3, -4.2)}
-    z = StreamNormalisers(50.0, 20.0, 30.0)
+    z = LossTermNormalisers(50.0, 20.0, 30.0)
 
     def gradient(mesh_sizes):
         learner = new_learner(mesh_sizes, config=config, loss=PolicyLoss())

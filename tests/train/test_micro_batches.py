@@ -22,7 +22,7 @@ def test_micro_batches_are_one_batch(tmp_path):
     weights = random_weights(CONFIG)
     optimizer = make_optimizer(OptimizerConfig(peak=0.01, warmup=2, eps=0.1), STEPS)
     loss = LanguageLoss(LanguageLossConfig(balance_weight=0.1))
-    learner = Learner(ModelDef(CONFIG), optimizer, loss, make_mesh(jax.devices()[:1]), bias_rate=0.01)
+    learner = Learner(ModelDef(CONFIG), optimizer, loss, make_mesh(jax.devices()[:1]), router_bias_update_rate=0.01)
     plan = dataclasses.replace(PLAN, steps=3)
     stream = lambda: new_stream(batch_size=4)  # noqa: E731
     whole, whole_rows, _ = run(tmp_path / "whole", learner, weights, stream(), plan=plan)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from composer_jax.models.model_def import ModelDef
-from composer_jax.train.losses import PolicyLoss, PolicyLossConfig, StreamNormalisers
+from composer_jax.train.losses import LossTermNormalisers, PolicyLoss, PolicyLossConfig
 from composer_jax.train.output_states import OutputStates
 from tests.compilations import compiles_nothing
 from tests.models.small import forward, random_weights, relative_error, small
@@ -34,7 +34,7 @@ TEACHER = RNG.standard_normal((B, N, W)).astype(np.float32)
 FEEDBACK = {"feedback_outputs": OUTPUTS, "feedback_weights": WEIGHTS, "teacher_states": TEACHER}
 HINTED = np.zeros((B, S), bool)
 HINTED[0, 1:4] = HINTED[1, 5] = True
-Z = StreamNormalisers(4.0, 1.0, 4.0, 3.0)
+Z = LossTermNormalisers(4.0, 1.0, 4.0, 3.0)
 LOSS = PolicyLoss(PolicyLossConfig(ratio_low=1.0, ratio_high=1e9, dual_clip=np.inf))
 
 
@@ -154,7 +154,7 @@ def scored(new_learner, hinted, sizes, **how):
         "feedback_weights": np.where(outputs >= 0, np.float32(0.5), 0),
         "teacher_states": states,
     }
-    part = learner.gradient(*weights, batch, StreamNormalisers(50.0, 1.0, 50.0, 7.0))
+    part = learner.gradient(*weights, batch, LossTermNormalisers(50.0, 1.0, 50.0, 7.0))
     return states, jax.tree.map(np.asarray, part["gradient"]), part["sums"]
 
 

@@ -16,7 +16,7 @@ warnings.filterwarnings("ignore", module=_PARSED)  # such as those about escape 
 
 
 @dataclass(frozen=True)
-class Chunk:
+class CodeChunk:
     """Lines start..end (from 1, both included) of a file. name: the qualified name of the function or class."""
 
     path: str
@@ -26,7 +26,7 @@ class Chunk:
     text: str
 
 
-def split_chunks(path: str, data: bytes) -> list[Chunk]:
+def split_chunks(path: str, data: bytes) -> list[CodeChunk]:
     """The chunks of a file in order; none for binary, empty and very large files.
 
     Functions of more than LONG lines, the lines between functions, and Python that cannot be parsed become windows.
@@ -71,12 +71,12 @@ def _spans(body: list[ast.stmt], prefix: str) -> Iterator[tuple[int, int, str]]:
             yield start, node.end_lineno or node.lineno, name
 
 
-def _windows(path: str, lines: list[str], start: int, end: int, name: str) -> Iterator[Chunk]:
+def _windows(path: str, lines: list[str], start: int, end: int, name: str) -> Iterator[CodeChunk]:
     """The chunks of lines start..end, blank ones excepted."""
     size = LONG if name else WINDOW
     while start <= end:
         last = end if end - start < size else start + WINDOW - 1
         text = "\n".join(lines[start - 1 : last])
         if text.strip():
-            yield Chunk(path, start, last, name, text)
+            yield CodeChunk(path, start, last, name, text)
         start = last + 1 if last == end else start + STEP

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from composer_jax.agent.search import words
-from composer_jax.agent.search.chunks import MAX_BYTES, Chunk, split_chunks
+from composer_jax.agent.search.chunks import MAX_BYTES, CodeChunk, split_chunks
 
 K1, B = 1.2, 0.75  # Robertson and Zaragoza, The Probabilistic Relevance Framework: BM25 and Beyond (2009), section 3.2
 
@@ -20,14 +20,14 @@ K1, B = 1.2, 0.75  # Robertson and Zaragoza, The Probabilistic Relevance Framewo
 class Hit:
     """A matching chunk and its score; higher is better, comparable within one search only."""
 
-    chunk: Chunk
+    chunk: CodeChunk
     score: float
 
 
 class SearchIndex:
     """Chunks and their words. numbers: path -> the numbers of the file's chunks."""
 
-    def __init__(self, chunks: Iterable[Chunk]):
+    def __init__(self, chunks: Iterable[CodeChunk]):
         self.chunks = list(chunks)
         self.numbers: dict[str, list[int]] = defaultdict(list)
         postings: dict[str, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
@@ -103,7 +103,7 @@ def _bm25(query: list[str], parts: Sequence[SearchIndex], masks: Sequence[np.nda
     return scores
 
 
-def _ranked(scores: np.ndarray, pool: Sequence[Chunk]) -> list[int]:
+def _ranked(scores: np.ndarray, pool: Sequence[CodeChunk]) -> list[int]:
     """Numbers of the chunks with a score above zero, best first; ties by path and line."""
     positive = np.flatnonzero(scores > 0)
     return sorted(

@@ -11,10 +11,10 @@ from composer_jax.agent.tools.schema import ToolError
 from composer_jax.agent.tools.tool import FINISH, Tool
 from composer_jax.agent.tools.truncate import truncate_end
 from composer_jax.agent.workspace import Workspace
-from composer_jax.data.chat.messages import Malformed, ToolCall
+from composer_jax.data.chat.messages import MalformedToolCall, ToolCall
 from composer_jax.sandbox import SandboxFileError
 
-Call = ToolCall | Malformed
+Call = ToolCall | MalformedToolCall
 ERROR = "ERROR "
 """Begins the observation of a call that failed."""
 
@@ -27,7 +27,7 @@ def is_finish(call: Call, tools: Mapping[str, Tool]) -> bool:
 async def execute_call(call: Call, tools: Mapping[str, Tool], workspace: Workspace) -> str:
     """The observation of one call. Raises only SandboxDied and its SandboxKilled."""
     try:
-        if isinstance(call, Malformed):
+        if isinstance(call, MalformedToolCall):
             raise ToolError(call.reason)
         if call.name not in tools:
             raise ToolError(f"no tool {call.name}")
@@ -68,7 +68,7 @@ def error_text(observation: str) -> str | None:
 
 
 def _is_read_only(call: Call, tools: Mapping[str, Tool]) -> bool:
-    return isinstance(call, Malformed) or call.name not in tools or tools[call.name].read_only
+    return isinstance(call, MalformedToolCall) or call.name not in tools or tools[call.name].read_only
 
 
 def replace_surrogates(text: str) -> str:

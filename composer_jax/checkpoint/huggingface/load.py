@@ -99,7 +99,7 @@ def load_tensors(source: SizedSource, definition: ModelDef, mesh: Mesh | None, n
         Progress(size, "byte", f"load {name}") as progress,
         ThreadPoolExecutor(min(os.cpu_count() or 1, _THREADS)) as threads,
     ):
-        reader = _Reader(source, threads, progress)
+        reader = _TensorReader(source, threads, progress)
         arrays = {
             leaf: reader.leaf(leaf, tensors, shapes[leaf], shardings[leaf]) for leaf, tensors in tensors_of.items()
         }
@@ -121,7 +121,7 @@ def _zeros(shape: jax.ShapeDtypeStruct, sharding: Sharding) -> jax.Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Reader:
+class _TensorReader:
     source: SizedSource
     threads: ThreadPoolExecutor
     progress: Progress

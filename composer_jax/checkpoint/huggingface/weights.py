@@ -27,7 +27,7 @@ from composer_jax.models.model_def import Params
 _SHOWN = 4  # names listed in one error
 
 
-class Source(Protocol):
+class TensorSource(Protocol):
     """Named tensors whose shapes are known before any of them is read."""
 
     @property
@@ -40,7 +40,7 @@ class Source(Protocol):
         ...
 
 
-class SizedSource(Source, Protocol):
+class SizedSource(TensorSource, Protocol):
     """A source that also knows how many bytes it stores, for the progress of reading it."""
 
     @property
@@ -63,7 +63,7 @@ class InMemory:
         return self._state[name]
 
 
-def match_layouts(source: Source, config: ModelConfig) -> dict[str, TensorLayout]:
+def match_layouts(source: TensorSource, config: ModelConfig) -> dict[str, TensorLayout]:
     """Returns the layouts of the tensors of `source` after checking their names and shapes.
 
     Only duplicates of embedding and head are read, to compare them with their originals.

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from composer_jax.data.chat.messages import AssistantMessage, Malformed, ToolCall
+from composer_jax.data.chat.messages import AssistantMessage, MalformedToolCall, ToolCall
 from composer_jax.data.model_tokenizer import ModelTokenizer
 from composer_jax.data.text_tokenizer import TextTokenizer
 
@@ -77,7 +77,7 @@ class ChatFormat(ABC):
 
     @abstractmethod
     def parse(self, ids: Iterable[int]) -> AssistantMessage:
-        """Parses the output of `render_assistant`, or any other ids: bad calls become Malformed, nothing raises.
+        """Parses the output of `render_assistant` or any other ids: bad calls become MalformedToolCall, nothing raises.
 
         The message ends at the first of `end_tokens`; later ids are ignored. Other control tokens are shown by name.
         """
@@ -147,10 +147,10 @@ def end_tokens(end: int, tok: ModelTokenizer) -> tuple[int, ...]:
 
 
 def rendered_calls(message: AssistantMessage) -> list[ToolCall]:
-    """Returns the calls of a message to render. Raises ValueError if one of them is Malformed."""
+    """Returns the calls of a message to render. Raises ValueError if one of them is MalformedToolCall."""
     calls: list[ToolCall] = []
     for call in message.calls:
-        if isinstance(call, Malformed):
+        if isinstance(call, MalformedToolCall):
             raise ValueError(f"a malformed call cannot be rendered: {call.text[:80]!r} ({call.reason})")
         calls.append(call)
     return calls

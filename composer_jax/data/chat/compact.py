@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from composer_jax.data.chat.chat_format import ChatFormat, Conversation, ToolSpec, check_answers, rendered_calls
 from composer_jax.data.chat.messages import (
     AssistantMessage,
-    Malformed,
+    MalformedToolCall,
     ToolCall,
     check_call,
     compact_json,
@@ -97,10 +97,10 @@ def render_assistant(tok: Tokenizer, content: str, calls: Iterable[ToolCall]) ->
 
 
 def parse_assistant(tok: Tokenizer, ids: Iterable[int]) -> AssistantMessage:
-    """Parses the output of `render_assistant`, or any other ids: bad calls become Malformed, nothing raises.
+    """Parses the output of `render_assistant`, or any other ids: bad calls become MalformedToolCall, nothing raises.
 
     The message ends at the first <|end|>; later ids are ignored. Other control tokens are shown by name in the content
-    and make a call Malformed.
+    and make a call MalformedToolCall.
     """
     parts: list[list[int]] = [[]]
     complete = False
@@ -145,18 +145,18 @@ def _role_id(tok: Tokenizer, role: str) -> int:
     return roles[role]
 
 
-def _parse_call(tok: Tokenizer, ids: list[int]) -> ToolCall | Malformed:
+def _parse_call(tok: Tokenizer, ids: list[int]) -> ToolCall | MalformedToolCall:
     text = tok.decode(ids)
     control = next((SPECIAL[i] for i in ids if 0 <= i < len(SPECIAL)), None)
     if control:
-        return Malformed(text, f"the control token {control} is inside the call")
+        return MalformedToolCall(text, f"the control token {control} is inside the call")
     name, brace, rest = text.partition("{")
     name = name.strip()
     if not brace:
-        return Malformed(text, 'no arguments: a call is a name and a JSON object, like name{"key":"value"}')
+        return MalformedToolCall(text, 'no arguments: a call is a name and a JSON object, like name{"key":"value"}')
     if not is_tool_name(name):
-        return Malformed(text, f"{name!r} is not a tool name")
+        return MalformedToolCall(text, f"{name!r} is not a tool name")
     try:
         return ToolCall(name, read_json(brace + rest, "the arguments"))
     except ValueError as error:
-        return Malformed(text, str(error))
+        return MalformedToolCall(text, str(error))

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from composer_jax.data.chat.chat_format import ChatFormat, Message
-from composer_jax.data.chat.messages import AssistantMessage, Malformed, ToolCall, check_call, read_json
+from composer_jax.data.chat.messages import AssistantMessage, MalformedToolCall, ToolCall, check_call, read_json
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -199,9 +199,9 @@ def _content(message: dict[str, Any]) -> str:
     return content
 
 
-def _call(call: Any, place: int) -> ToolCall | Malformed:
+def _call(call: Any, place: int) -> ToolCall | MalformedToolCall:
     if isinstance(call, dict) and call.get("type") == "malformed":
-        return Malformed(str(call.get("text", "")), "it was malformed when it was recorded")
+        return MalformedToolCall(str(call.get("text", "")), "it was malformed when it was recorded")
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise ValueError(f"call {place} has no function with a name")
@@ -251,8 +251,8 @@ def assistant_row(message: AssistantMessage, call_number: int) -> dict[str, Any]
     return row
 
 
-def _call_row(call: ToolCall | Malformed, key: str) -> dict[str, Any]:
-    if isinstance(call, Malformed):
+def _call_row(call: ToolCall | MalformedToolCall, key: str) -> dict[str, Any]:
+    if isinstance(call, MalformedToolCall):
         return {"id": key, "type": "malformed", "text": call.text}
     arguments = json.dumps(call.arguments, ensure_ascii=False)
     return {"id": key, "type": "function", "function": {"name": call.name, "arguments": arguments}}

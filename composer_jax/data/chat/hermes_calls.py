@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from composer_jax.data.chat.call_scanner import CallSpan, CallTokens, join_content, scan_calls
-from composer_jax.data.chat.messages import AssistantMessage, Malformed, ToolCall, is_tool_name, read_json
+from composer_jax.data.chat.messages import AssistantMessage, MalformedToolCall, ToolCall, is_tool_name, read_json
 from composer_jax.data.model_tokenizer import ModelTokenizer
 
 CALL = ("<tool_call>", "</tool_call>")
@@ -16,18 +16,18 @@ ANSWER = ("<tool_response>", "</tool_response>")
 """The markers around the answer to a call."""
 
 
-def read_call(text: str) -> ToolCall | Malformed:
+def read_call(text: str) -> ToolCall | MalformedToolCall:
     """Parses the text between the markers of a call."""
     try:
         value = read_json(text, "the name and arguments")
     except ValueError as error:
-        return Malformed(text, str(error))
+        return MalformedToolCall(text, str(error))
     if not isinstance(value, dict) or value.keys() != {"name", "arguments"}:
-        return Malformed(text, 'a call is a JSON object, like {"name": "tool", "arguments": {"key": "value"}}')
+        return MalformedToolCall(text, 'a call is a JSON object, like {"name": "tool", "arguments": {"key": "value"}}')
     if not isinstance(value["name"], str) or not is_tool_name(value["name"]):
-        return Malformed(text, f"{value['name']!r} is not a tool name")
+        return MalformedToolCall(text, f"{value['name']!r} is not a tool name")
     if not isinstance(value["arguments"], dict):
-        return Malformed(text, "the arguments are not a JSON object")
+        return MalformedToolCall(text, "the arguments are not a JSON object")
     return ToolCall(value["name"], value["arguments"])
 
 
@@ -43,12 +43,12 @@ def parse_control_calls(
     return AssistantMessage(join_content(before, tok.decode(message.after)), calls, message.complete)
 
 
-def _read_span(tok: ModelTokenizer, span: CallSpan) -> ToolCall | Malformed:
+def _read_span(tok: ModelTokenizer, span: CallSpan) -> ToolCall | MalformedToolCall:
     text = tok.decode(span.ids)
     if not span.closed:
-        return Malformed(text, f"the call does not end with {CALL[1]}")
+        return MalformedToolCall(text, f"the call does not end with {CALL[1]}")
     if tok.without_control(span.ids) != span.ids:
-        return Malformed(text, "a control token is inside the call")
+        return MalformedToolCall(text, "a control token is inside the call")
     return read_call(text)
 
 

@@ -28,7 +28,7 @@ from composer_jax.data.chat.chat_format import (
 )
 from composer_jax.data.chat.messages import (
     AssistantMessage,
-    Malformed,
+    MalformedToolCall,
     ToolCall,
     check_call,
     compact_json,
@@ -152,22 +152,22 @@ class KimiFormat(ChatFormat):
         at = span.ids.index(self._argument)
         return self.tokenizer.decode(span.ids[:at]).strip(), span.ids[at + 1 :]
 
-    def _parse_call(self, span: CallSpan) -> ToolCall | Malformed:
+    def _parse_call(self, span: CallSpan) -> ToolCall | MalformedToolCall:
         text = self.tokenizer.decode(span.ids)
         call_id, arguments = self._halves(span)
         if arguments is None:
-            return Malformed(text, f"no arguments: a call is functions.NAME:INDEX, {CALL[1]} and a JSON object")
+            return MalformedToolCall(text, f"no arguments: a call is functions.NAME:INDEX, {CALL[1]} and a JSON object")
         if not span.closed:
-            return Malformed(text, f"the call does not end with {CALL[2]}")
+            return MalformedToolCall(text, f"the call does not end with {CALL[2]}")
         match = _ID.fullmatch(call_id)
         if not match or not is_tool_name(match[1]):
-            return Malformed(text, f"{call_id!r} is not the id of a call; write functions.NAME:INDEX")
+            return MalformedToolCall(text, f"{call_id!r} is not the id of a call; write functions.NAME:INDEX")
         if self.tokenizer.without_control(arguments) != arguments:
-            return Malformed(text, "a control token is inside the arguments")
+            return MalformedToolCall(text, "a control token is inside the arguments")
         try:
             value = read_json(self.tokenizer.decode(arguments), "the arguments")
         except ValueError as error:
-            return Malformed(text, str(error))
+            return MalformedToolCall(text, str(error))
         if not isinstance(value, dict):
-            return Malformed(text, "the arguments are not a JSON object")
+            return MalformedToolCall(text, "the arguments are not a JSON object")
         return ToolCall(match[1], value)

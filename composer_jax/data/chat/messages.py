@@ -20,7 +20,7 @@ class ToolCall:
 
 
 @dataclass(frozen=True)
-class Malformed:
+class MalformedToolCall:
     """A call that could not be parsed: the model's text, and the reason in words for the model."""
 
     text: str
@@ -32,7 +32,7 @@ class AssistantMessage:
     """A message of the model. `complete` is False when it was cut off before <|end|>."""
 
     content: str
-    calls: tuple[ToolCall | Malformed, ...]
+    calls: tuple[ToolCall | MalformedToolCall, ...]
     complete: bool
 
 

@@ -22,7 +22,7 @@ from composer_jax.data.chat.chat_format import Conversation, ToolSpec, check_ans
 from composer_jax.data.chat.control_text import THINKING
 from composer_jax.data.chat.hermes_calls import ANSWER, CALL, call_object, parse_control_calls, plain_json, read_call
 from composer_jax.data.chat.jinja_template import JinjaTemplate
-from composer_jax.data.chat.messages import AssistantMessage, Malformed, ToolCall, check_call
+from composer_jax.data.chat.messages import AssistantMessage, MalformedToolCall, ToolCall, check_call
 from composer_jax.data.chat.template_format import Dicts, TemplateFormat
 from composer_jax.data.chat.tool_prompt import (
     SIGNATURES,
@@ -103,7 +103,7 @@ class TextToolsFormat(TemplateFormat):
         end = next((at for at, i in enumerate(sampled) if i in self.end_tokens), None)
         text, control = self._decode(sampled[:end])
         outside: list[str] = []
-        calls: list[ToolCall | Malformed] = []
+        calls: list[ToolCall | MalformedToolCall] = []
         at = 0
         begin = text.find(CALL[0], self._after_thinking(text))
         while begin >= 0:
@@ -151,10 +151,10 @@ def _call_end(text: str, start: int) -> tuple[int, int]:
     return stop, stop
 
 
-def _read(text: str, closed: bool, has_control: bool) -> ToolCall | Malformed:
+def _read(text: str, closed: bool, has_control: bool) -> ToolCall | MalformedToolCall:
     if has_control:
-        return Malformed(text, "a control token is inside the call")
-    return read_call(text) if closed else Malformed(text, f"the call does not end with {CALL[1]}")
+        return MalformedToolCall(text, "a control token is inside the call")
+    return read_call(text) if closed else MalformedToolCall(text, f"the call does not end with {CALL[1]}")
 
 
 def _escape(answer: str) -> str:

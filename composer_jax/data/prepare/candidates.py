@@ -15,14 +15,14 @@ from composer_jax.data.prepare.config import PrepareConfig
 from composer_jax.data.prepare.filters import reason_by_path
 from composer_jax.data.prepare.git import BlobReader, read_commits
 from composer_jax.data.prepare.languages import DIFF, TEXT, Language, language_of
-from composer_jax.data.prepare.plan import Part, Unit
-from composer_jax.data.prepare.row_parts import Row, read_json_range, read_parquet_range
+from composer_jax.data.prepare.plan import Part, WorkUnit
+from composer_jax.data.prepare.row_parts import RawRow, read_json_range, read_parquet_range
 from composer_jax.data.tokenizer import encodable
 from composer_jax.errors import UserError
 
 
 @dataclass(frozen=True)
-class Candidate:
+class DocumentCandidate:
     """Something that may become a document, or a file of one."""
 
     ordinal: int
@@ -39,7 +39,7 @@ class Candidate:
     """Returns the content. Raises OSError. May be called until the next candidate is asked for."""
 
 
-def read_candidates(unit: Unit, config: PrepareConfig) -> Iterator[Candidate]:
+def read_candidates(unit: WorkUnit, config: PrepareConfig) -> Iterator[DocumentCandidate]:
     """Yields the candidates of a unit. Raises UserError for a repository or file of rows that cannot be read."""
     ordinals = itertools.count()
     for part in unit.parts:
@@ -52,7 +52,7 @@ def is_heldout(part: Part, path: str, config: PrepareConfig) -> bool:
     return split_position(f"{part.name}/{path}") < config.heldout_fraction
 
 
-def _folder(part: Part, config: PrepareConfig, ordinals: Iterator[int]) -> Iterator[Candidate]:
+def _folder(part: Part, config: PrepareConfig, ordinals: Iterator[int]) -> Iterator[DocumentCandidate]:
     for path, num_bytes in part.entries:
         yield _file(part, config, next(ordinals), path, num_bytes, partial(_read_file, part.root, path))
 
@@ -62,7 +62,7 @@ def _read_file(root: str, path: str) -> bytes:
         return file.read()
 
 
-def _git(part: Part, config: PrepareConfig, ordinals: Iterator[int]) -> Iterator[Candidate]:
+def _git(part: Part, config: PrepareConfig, ordinals: Iterator[int]) -> Iterator[DocumentCandidate]:
     with BlobReader(Path(part.root)) as reader:
         for path, num_bytes, object_id in part.entries:
             yield _file(part, config, next(ordinals), path, num_bytes, partial(reader.read, object_id))
@@ -70,25 +70,27 @@ def _git(part: Part, config: PrepareConfig, ordinals: Iterator[int]) -> Iterator
 
 def _file(
     part: Part, config: PrepareConfig, ordinal: int, path: str, num_bytes: int, load: Callable[[], bytes]
-) -> Candidate:
+) -> DocumentCandidate:
     language = language_of(path)
     reason = reason_by_path(path, language, config.languages)
     if reason is None and num_bytes > config.max_file_bytes:
         reason = "too large"
-    return Candidate(ordinal, part, path, language or TEXT, num_bytes, is_heldout(part, path, config), reason, load)
+    return DocumentCandidate(
+        ordinal, part, path, language or TEXT, num_bytes, is_heldout(part, path, config), reason, load
+    )
 
 
-def _commits(part: Part, config: PrepareConfig, ordinals: Iterator[int]) -> Iterator[Candidate]:
+def _commits(part: Part, config: PrepareConfig, ordinals: Iterator[int]) -> Iterator[DocumentCandidate]:
     def is_trained(path: str) -> bool:
         return reason_by_path(path, language_of(path), config.languages) is None and not is_heldout(part, path, config)
 
     for commit in read_commits(Path(part.root), part.commit, part.entries[0][0], config.commit_bytes):
         text = b"" if commit.diff is None else commit_text(commit.message, commit.diff, is_trained)
         reason = "too large" if commit.diff is None else None if text else "no training file"
-        yield Candidate(next(ordinals), part, commit.id, DIFF, len(text), False, reason, text.__bytes__)
+        yield DocumentCandidate(next(ordinals), part, commit.id, DIFF, len(text), False, reason, text.__bytes__)
 
 
-def _rows(part: Part, config: PrepareConfig, ordinals: Iterator[int]) -> Iterator[Candidate]:
+def _rows(part: Part, config: PrepareConfig, ordinals: Iterator[int]) -> Iterator[DocumentCandidate]:
     (first, end), path = part.entries[0], Path(part.root)
     fields = [config.text_field, *([config.path_field] if config.path_field else [])]
     try:
@@ -101,11 +103,11 @@ def _rows(part: Part, config: PrepareConfig, ordinals: Iterator[int]) -> Iterato
         raise UserError(f"{path} cannot be read ({error.strerror}); make it readable, or leave it out") from error
 
 
-def _row(part: Part, config: PrepareConfig, ordinal: int, row: Row) -> Candidate:
+def _row(part: Part, config: PrepareConfig, ordinal: int, row: RawRow) -> DocumentCandidate:
     value = row.value if isinstance(row.value, dict) else {}
     text, path = value.get(config.text_field), value.get(config.path_field) if config.path_field else None
     if not isinstance(text, str) or (config.path_field and not isinstance(path, str)):
-        return Candidate(ordinal, part, row.name, TEXT, row.num_bytes, False, "no text", bytes)
+        return DocumentCandidate(ordinal, part, row.name, TEXT, row.num_bytes, False, "no text", bytes)
     data = encodable(text).encode()
     # The text decides, so that rows may change their places.
     heldout = split_position(hashlib.sha256(data).hexdigest()) < config.heldout_fraction
@@ -115,4 +117,4 @@ def _row(part: Part, config: PrepareConfig, ordinal: int, row: Row) -> Candidate
         reason = reason_by_path(path, language_of(path), config.languages)
     if len(data) > config.max_file_bytes:
         reason = reason or "too large"
-    return Candidate(ordinal, part, path or row.name, language, len(data), heldout, reason, data.__bytes__)
+    return DocumentCandidate(ordinal, part, path or row.name, language, len(data), heldout, reason, data.__bytes__)

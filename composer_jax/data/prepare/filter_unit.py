@@ -15,7 +15,7 @@ from composer_jax.data.prepare.candidates import read_candidates
 from composer_jax.data.prepare.config import PrepareConfig
 from composer_jax.data.prepare.filters import filter_text
 from composer_jax.data.prepare.near_duplicates import PERMUTATIONS, signatures
-from composer_jax.data.prepare.plan import Unit
+from composer_jax.data.prepare.plan import WorkUnit
 from composer_jax.data.prepare.statistics import Tally
 
 _BATCH_BYTES = 2_000_000  # of texts whose signatures are made together
@@ -55,7 +55,7 @@ class FilteredUnit:
             return cls(saved["ordinals"], saved["digests"], saved["heldout"], saved["signatures"], tally)
 
 
-def filter_unit(unit: Unit, config: PrepareConfig) -> FilteredUnit:
+def filter_unit(unit: WorkUnit, config: PrepareConfig) -> FilteredUnit:
     """Returns the candidates of a unit that pass the filters. Raises UserError for a source that cannot be read."""
     tally = Tally()
     ordinals, digests, heldout, signed = [], [], [], []

@@ -46,7 +46,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Unit:
+class WorkUnit:
     """What one worker reads at once."""
 
     number: int
@@ -60,10 +60,10 @@ def unit_file(out: Path, number: int) -> Path:
     return out / "units" / f"{number:05d}.json"
 
 
-def read_unit(path: Path) -> Unit:
+def read_unit(path: Path) -> WorkUnit:
     """Reads a file of `write_units`."""
     content = json.loads(path.read_text(encoding="utf-8", errors="surrogateescape"))
-    return Unit(content["number"], [Part(**part) for part in content["parts"]], content["num_bytes"])
+    return WorkUnit(content["number"], [Part(**part) for part in content["parts"]], content["num_bytes"])
 
 
 def write_units(sources: Sequence[str], config: PrepareConfig, out: Path) -> list[int]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from composer_jax.errors import UserError
 
 
-class Row(NamedTuple):
+class RawRow(NamedTuple):
     """One row. `name` says where it is; `value` is None where the row cannot be decoded."""
 
     name: str
@@ -18,7 +18,7 @@ class Row(NamedTuple):
     value: Any
 
 
-def read_json_range(path: Path, start: int, end: int) -> Iterator[Row]:
+def read_json_range(path: Path, start: int, end: int) -> Iterator[RawRow]:
     """Yields the rows of the lines that begin at the bytes `start` <= b < `end`; blank lines are left out."""
     with path.open("rb") as file:
         if start:
@@ -34,7 +34,7 @@ def read_json_range(path: Path, start: int, end: int) -> Iterator[Row]:
                 value = json.loads(line)
             except (ValueError, RecursionError):
                 value = None
-            yield Row(f"{path.name}#{place}", len(line), value)
+            yield RawRow(f"{path.name}#{place}", len(line), value)
 
 
 def parquet_ranges(path: Path, column: str, unit_bytes: int) -> Iterator[tuple[int, int, int]]:
@@ -60,7 +60,7 @@ def parquet_ranges(path: Path, column: str, unit_bytes: int) -> Iterator[tuple[i
         yield first, metadata.num_row_groups, size
 
 
-def read_parquet_range(path: Path, first: int, end: int, columns: Sequence[str]) -> Iterator[Row]:
+def read_parquet_range(path: Path, first: int, end: int, columns: Sequence[str]) -> Iterator[RawRow]:
     """Yields the rows of row groups `first` <= g < `end`, with these columns only."""
     from pyarrow import ArrowException
 
@@ -71,7 +71,7 @@ def read_parquet_range(path: Path, first: int, end: int, columns: Sequence[str])
             for batch in file.iter_batches(batch_size=256, row_groups=[group], columns=list(columns)):
                 for value in batch.to_pylist():
                     text = value.get(columns[0])
-                    yield Row(f"{path.name}#{group}.{row}", len(text) if isinstance(text, str) else 0, value)
+                    yield RawRow(f"{path.name}#{group}.{row}", len(text) if isinstance(text, str) else 0, value)
                     row += 1
     except (ArrowException, OSError, ValueError) as error:
         raise UserError(

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from composer_jax.data.chat.load_chat_format import load_tokenizer
-from composer_jax.data.prepare.candidates import Candidate, read_candidates
+from composer_jax.data.prepare.candidates import DocumentCandidate, read_candidates
 from composer_jax.data.prepare.config import PrepareConfig
 from composer_jax.data.prepare.duplicates import DUPLICATE_REASONS, UNIQUE
 from composer_jax.data.prepare.fill_in_the_middle import cut_for_fim, fim_segments, find_fim_ids
 from composer_jax.data.prepare.filter_unit import FilteredUnit, text_digest
 from composer_jax.data.prepare.filters import filter_text
 from composer_jax.data.prepare.layout import TextDocument, file_document, repository_documents
-from composer_jax.data.prepare.plan import Part, Unit
+from composer_jax.data.prepare.plan import Part, WorkUnit
 from composer_jax.data.prepare.shards import token_dtype, write_shard
 from composer_jax.data.prepare.statistics import Tally
 from composer_jax.data.text_tokenizer import TextTokenizer
@@ -31,7 +31,7 @@ cached_tokenizer = functools.cache(load_tokenizer)
 
 
 def tokenize_unit(
-    unit: Unit, filtered: FilteredUnit, verdicts: np.ndarray, tokenizer: str, config: PrepareConfig, out: Path
+    unit: WorkUnit, filtered: FilteredUnit, verdicts: np.ndarray, tokenizer: str, config: PrepareConfig, out: Path
 ) -> dict[str, Any]:
     """Writes the shards of a unit below `out`.
 
@@ -64,7 +64,7 @@ def tokenize_unit(
 
 
 def _kept_files(
-    unit: Unit, filtered: FilteredUnit, verdicts: np.ndarray, config: PrepareConfig, tally: Tally
+    unit: WorkUnit, filtered: FilteredUnit, verdicts: np.ndarray, config: PrepareConfig, tally: Tally
 ) -> Iterator[tuple[Part, dict[tuple[bool, str], str]]]:
     """Yields each part with its kept files: (held out, path) -> text."""
     place = {int(ordinal): i for i, ordinal in enumerate(filtered.ordinals)}
@@ -87,13 +87,13 @@ def _kept_files(
         yield part, files
 
 
-def _unique_path(candidate: Candidate, files: dict[tuple[bool, str], str]) -> str:
+def _unique_path(candidate: DocumentCandidate, files: dict[tuple[bool, str], str]) -> str:
     """The path; for a row whose path another row has, too, the path and its place."""
     taken = (candidate.heldout, candidate.path) in files
     return f"{candidate.path}#{candidate.ordinal}" if taken else candidate.path
 
 
-def _read(candidate: Candidate, digest: int) -> str:
+def _read(candidate: DocumentCandidate, digest: int) -> str:
     """The candidate's text, which must be what was filtered."""
     where = Path(candidate.part.root, candidate.path)
     try:

@@ -342,8 +342,8 @@ class _RemoteWorker:
         return {}, []
 
     async def _open(self, body: dict[str, Any], arrays: list[np.ndarray]) -> Frame:
-        session, capacity = await self._served(body).open(body["seed"])
-        return {"session": session, "capacity": capacity}, []
+        session, max_model_len = await self._served(body).open(body["seed"])
+        return {"session": session, "max_model_len": max_model_len}, []
 
     async def _sample(self, body: dict[str, Any], arrays: list[np.ndarray]) -> Frame:
         params = SamplingParams(**body["params"])

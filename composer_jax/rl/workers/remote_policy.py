@@ -33,14 +33,14 @@ class RemotePolicy:
     async def open(self, seed: int) -> RemoteSession:
         """See Policy.open. Raises ChannelClosed if the trainer is lost."""
         header, _ = await self._channel.call("open", {"episode": self._episode, "seed": seed})
-        return RemoteSession(self, self._channel, self._episode, header["session"], header["capacity"])
+        return RemoteSession(self, self._channel, self._episode, header["session"], header["max_model_len"])
 
 
 class RemoteSession:
     """A Session (sampler/policy.py) at the other end of a channel."""
 
-    def __init__(self, policy: RemotePolicy, channel: Channel, episode: int, session: int, capacity: int):
-        self.capacity = capacity
+    def __init__(self, policy: RemotePolicy, channel: Channel, episode: int, session: int, max_model_len: int):
+        self.max_model_len = max_model_len
         self._policy, self._channel, self._address = policy, channel, {"episode": episode, "session": session}
         self._shared = np.empty(0, np.int32)
 

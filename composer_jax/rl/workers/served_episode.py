@@ -36,11 +36,11 @@ class ServedEpisode:
         self._requests: set[asyncio.Task] = set()
 
     async def open(self, seed: int) -> tuple[int, int]:
-        """Opens a session and returns its number and its capacity in tokens."""
+        """Opens a session and returns its number and its max_model_len."""
         with self._request():
             session, number = await self._policy.open(seed), next(self._numbers)
             self._sessions[number] = _ServedSession(session)
-            return number, session.capacity
+            return number, session.max_model_len
 
     async def sample(self, number: int, start: int, tail: np.ndarray, params: SamplingParams, branch: int) -> Sample:
         """Samples after a context: the first `start` shared tokens, then int32 `tail`.

@@ -22,7 +22,7 @@ class FileRefused(Exception):
     """The operation failed; the message is one sentence for the caller."""
 
 
-class Workspace:
+class WorkspaceFiles:
     """The folder `root`, which agents know as `alias`. Replies hold at most `max_bytes`."""
 
     def __init__(self, root: str, alias: str, max_bytes: int):
@@ -225,7 +225,7 @@ def _remove(parent: int, name: str, path: str, depth: int = 0) -> None:
 class _Parent:
     """Context that opens the parent folder of a path without following links: (descriptor, last component)."""
 
-    def __init__(self, workspace: Workspace, path: str, create: bool = False):
+    def __init__(self, workspace: WorkspaceFiles, path: str, create: bool = False):
         self.workspace, self.path, self.create = workspace, path, create
 
     def __enter__(self) -> tuple[int, str]:

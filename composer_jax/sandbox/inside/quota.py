@@ -14,7 +14,7 @@ MIN_ENTRIES, BYTES_PER_ENTRY = 256, 4096  # as many files as a tmpfs of that siz
 MIB = 1 << 20
 
 
-class Folder:
+class FolderQuota:
     """The limit of one folder: exceeded by more than `size` added bytes, too many entries, or folders that cannot be
     counted. A folder that was beyond the limit before may not grow."""
 
@@ -42,8 +42,8 @@ class Quota:
 
     def __init__(self, workspace: str, tmp: str, limits: dict[str, int]):
         self.folders = (
-            Folder(workspace, "the workspace", limits["workspace_bytes"]),
-            Folder(tmp, "the folder for temporary files", limits["tmp_bytes"]),
+            FolderQuota(workspace, "the workspace", limits["workspace_bytes"]),
+            FolderQuota(tmp, "the folder for temporary files", limits["tmp_bytes"]),
         )
         self.processes = limits["processes"]
         self._exceeded = ""  # one sentence about the exceeded limit
@@ -84,7 +84,7 @@ class Quota:
         return next(filter(None, [folder.check() for folder in self.folders]), "")
 
 
-class LimitedWorkspace(files.Workspace):
+class LimitedWorkspace(files.WorkspaceFiles):
     """A workspace that refuses files for which its quota has no room."""
 
     def __init__(self, root: str, alias: str, max_bytes: int, quota: Quota):

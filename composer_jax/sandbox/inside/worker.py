@@ -75,10 +75,10 @@ class Worker:
         if self.isolation == "landlock":
             confinement = Confinement(self.config, name, line, mounted)
             confinement.confine_worker(self.filter)
-            self.workspace: files.Workspace = confinement.workspace
+            self.workspace: files.WorkspaceFiles = confinement.workspace
             self.tmp_folders = (layers.sandbox_folders(self.config, name)[1],)
         else:
-            self.workspace = files.Workspace(root, layers.WORKSPACE, max_bytes)
+            self.workspace = files.WorkspaceFiles(root, layers.WORKSPACE, max_bytes)
         is_copy = mounted.layers is None and not plan["layers"]
         self.changes = changes.Changes(self.workspace.root, mounted.base, mounted.layers, max_bytes, is_copy)
         self.commands = command.Commands(root, self.limits, self.isolation, mmap.mmap(-1, mmap.PAGESIZE), confinement)

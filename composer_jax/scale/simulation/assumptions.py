@@ -44,8 +44,8 @@ class Assumptions:
     prompt_tokens: float = 4096.0
     """Tokens before the first turn and again after each summary, which is counted with them. Assumed."""
     context_fill: float = 0.5
-    """Mean tokens of a running context as a fraction of sampler.capacity, at which decoding and prefill are predicted.
-    Assumed: contexts grow evenly until a summary empties them."""
+    """Mean tokens of a running context as a fraction of sampler.max_model_len, at which decoding and prefill are
+    predicted. Assumed: contexts grow evenly until a summary empties them."""
     tool_s: float = 2.0
     """Seconds that a turn's tools work, on average. Assumed."""
     tool_spread: float = 0.5

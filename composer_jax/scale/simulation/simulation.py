@@ -257,7 +257,7 @@ class Simulation:
 
     def _ship(self) -> None:
         """Ends an optimizer step; a step without tokens leaves the weights unchanged, so nothing is published."""
-        dropped = self.buffer.ship(self._batch)
+        dropped = self.buffer.pop_batch(self._batch)
         for number in self._batch:
             del self._groups[number]
         for number in dropped:

@@ -25,7 +25,7 @@ def predict_speeds(config: Mapping[str, Any], topology: str, context_fill: float
 
     Args:
       topology: such as v5p:8x8x16.
-      context_fill: mean tokens of a running context, as a fraction of sampler.capacity.
+      context_fill: mean tokens of a running context, as a fraction of sampler.max_model_len.
 
     Raises:
       UserError: an unknown field or slice, or sizes that do not fit each other.
@@ -36,7 +36,7 @@ def predict_speeds(config: Mapping[str, Any], topology: str, context_fill: float
     values = ConfigDict(config).to_dict()
     sampler = values["sampler"]
     slots, unit = sampler["slots"], batch_shards(decode.step.mesh)
-    sampler["capacity"] = context = max(2, round(context_fill * sampler["capacity"]))
+    sampler["max_model_len"] = context = max(2, round(context_fill * sampler["max_model_len"]))
     counts = [unit]
     while counts[-1] < slots:
         counts.append(min(2 * counts[-1], slots))

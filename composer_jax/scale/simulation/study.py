@@ -27,7 +27,7 @@ class Study:
     """What all rows of a table share."""
 
     config: RunConfig
-    """Its sections rl, agent and sampler.capacity are used."""
+    """Its sections rl, agent and sampler.max_model_len are used."""
     speeds: Speeds
     assumed: Assumptions
     hours: float = 24.0
@@ -58,7 +58,7 @@ class Study:
         workload = DrawnWorkload(
             assumed,
             group_size=rl.group_size,
-            capacity=self.config.sampler.capacity,
+            max_model_len=self.config.sampler.max_model_len,
             max_turns=self.config.agent.limits.max_turns,
             seed=self.seed,
         )
@@ -237,5 +237,5 @@ def _summarize_config(config: RunConfig) -> Mapping[str, Any]:
         "max_turns": config.agent.limits.max_turns,
         "episode_seconds": config.agent.episode_seconds,
         "slots": config.sampler.slots,
-        "capacity": config.sampler.capacity,
+        "max_model_len": config.sampler.max_model_len,
     }

@@ -53,22 +53,22 @@ class DrawnWorkload:
         between turns, so that a prompt is prefilled once per summary and an observation once.
     """
 
-    def __init__(self, assumed: Assumptions, *, group_size: int, capacity: int, max_turns: int, seed: int = 0):
+    def __init__(self, assumed: Assumptions, *, group_size: int, max_model_len: int, max_turns: int, seed: int = 0):
         """
         Args:
-          capacity: tokens of a context, at which a summary begins the next.
+          max_model_len: tokens of a context, at which a summary begins the next.
           max_turns: the limit of an episode.
 
         Raises:
           UserError: the prompt leaves no room in a context.
         """
-        if assumed.prompt_tokens >= capacity:
+        if assumed.prompt_tokens >= max_model_len:
             raise UserError(
-                f"--prompt_tokens={assumed.prompt_tokens} leaves no room in a context of sampler.capacity={capacity}; "
-                "use a shorter prompt or a larger capacity."
+                f"--prompt_tokens={assumed.prompt_tokens} leaves no room in a context of "
+                f"sampler.max_model_len={max_model_len}; use a shorter prompt or a larger max_model_len."
             )
         self._assumed, self._group_size, self._seed = assumed, group_size, seed
-        self._capacity, self._max_turns = capacity, max_turns
+        self._max_model_len, self._max_turns = max_model_len, max_turns
         self._chunk, self._attempts, self._trained = -1, [], []
         self._groups_per_chunk = max(1, _CHUNK // group_size)
         self._retries = np.random.default_rng([seed, 1])
@@ -122,5 +122,5 @@ class DrawnWorkload:
         """Returns the tokens that are not sampled: the observations, and the prompt once per context."""
         assumed = self._assumed
         answers = turns * (assumed.turn_tokens + assumed.observation_tokens)
-        room = self._capacity - assumed.prompt_tokens
+        room = self._max_model_len - assumed.prompt_tokens
         return turns * assumed.observation_tokens + assumed.prompt_tokens * np.maximum(np.ceil(answers / room), 1)

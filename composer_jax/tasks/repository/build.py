@@ -41,7 +41,7 @@ from composer_jax.tasks.repository.leaks import ReadableFiles
 from composer_jax.tasks.repository.ordered_map import OrderedMap
 from composer_jax.tasks.repository.propose import KINDS, propose
 from composer_jax.tasks.repository.revert_commit import revert_commits
-from composer_jax.tasks.repository.source import Source
+from composer_jax.tasks.repository.source import SourceFile
 from composer_jax.tasks.suites.protected import is_protected, protected_files
 from composer_jax.tasks.suites.run import SUITE_LIMITS
 from composer_jax.tasks.task import Split, Task
@@ -341,7 +341,7 @@ def measure_difficulty(candidate: Candidate, baseline: BaselineRun, fail_to_pass
         entity.id: entity.complexity
         for path in candidate.files
         if path in baseline.sources and path.endswith(".py")
-        for entity in parse_entities(Source(path, baseline.sources[path]))
+        for entity in parse_entities(SourceFile(path, baseline.sources[path]))
         if entity.id in candidate.entities
     }
     lines = sum(bool(line.strip()) for block in candidate.removed for line in block.splitlines())

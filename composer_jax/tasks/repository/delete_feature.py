@@ -48,7 +48,7 @@ class Mention:
 
 
 @dataclass(frozen=True, eq=False)
-class Unit:
+class DefinitionGroup:
     """All definitions of one name (a property with its setter) and the tests that reach them."""
 
     module: Module
@@ -94,14 +94,14 @@ class FeatureFinder:
         self.repository = repository
         self.all_tests = frozenset(coverage)
         reached = tests_by_entity(coverage)
-        self.units: dict[str, Unit] = {}
+        self.units: dict[str, DefinitionGroup] = {}
         for module in repository.code:
             groups: dict[str, list[Entity]] = defaultdict(list)
             for entity in module.entities:
                 if not entity.is_nested and not entity.is_test:
                     groups[entity.id].append(entity)
             for name, entities in groups.items():
-                self.units[name] = Unit(module, tuple(entities), reached.get(name, frozenset()))
+                self.units[name] = DefinitionGroup(module, tuple(entities), reached.get(name, frozenset()))
         self._import_time = self._ids_run_by_import()
         self._needed_early = frozenset(unit.id for unit in self.units.values() if self._is_needed_early(unit))
 
@@ -118,7 +118,7 @@ class FeatureFinder:
                 seen.add(deletion.entities)
                 yield deletion
 
-    def _feature(self, tests: frozenset[str]) -> list[Unit]:
+    def _feature(self, tests: frozenset[str]) -> list[DefinitionGroup]:
         """The units that these tests share and few others reach; methods of a chosen class are left to it."""
         most_others = len(tests) * MAX_OTHER_TESTS
         chosen = {
@@ -128,7 +128,7 @@ class FeatureFinder:
         }
         return [unit for name, unit in chosen.items() if not _has_outer(name, chosen)]
 
-    def _is_needed_early(self, unit: Unit) -> bool:
+    def _is_needed_early(self, unit: DefinitionGroup) -> bool:
         """Whether importing the package runs the unit, or another statement of its module binds the same name."""
         if unit.id in self._import_time:
             return True
@@ -143,7 +143,7 @@ class FeatureFinder:
         body = unit.module.source.tree.body
         return any(unit.name in bound_names(node) for node in body if not isinstance(node, Definition))
 
-    def _delete(self, units: list[Unit], tests: frozenset[str]) -> Candidate | None:
+    def _delete(self, units: list[DefinitionGroup], tests: frozenset[str]) -> Candidate | None:
         while 0 < len(units) <= MAX_DEFINITIONS:
             removal = SymbolRemoval(self.repository, {unit.binding: unit.binding for unit in units if unit.binding})
             needed = removal.needed(_nodes(units))
@@ -167,9 +167,9 @@ class FeatureFinder:
         note = f"removed, reached by {len(tests)} of {len(self.all_tests)} tests: {', '.join(names)}"
         return make_candidate("delete_feature", self.repository.sources, files, names, note)
 
-    def _dead_after(self, units: list[Unit]) -> tuple[list[Unit], dict[str, list[ast.stmt]]]:
+    def _dead_after(self, units: list[DefinitionGroup]) -> tuple[list[DefinitionGroup], dict[str, list[ast.stmt]]]:
         """(helpers that only the removed code mentions, path -> all statements to remove, constants included)."""
-        helpers: list[Unit] = []
+        helpers: list[DefinitionGroup] = []
         removed = _nodes(units)
         pending = True
         while pending:
@@ -196,7 +196,7 @@ class FeatureFinder:
                 known += [node for node in nodes if not any(node is other for other in known)]
         return helpers, removed
 
-    def _is_helper(self, unit: Unit) -> bool:
+    def _is_helper(self, unit: DefinitionGroup) -> bool:
         """Whether only this repository can use the unit: a private method, or a name that is not exported."""
         if unit.binding is None:
             return unit.name.startswith("_") and not unit.name.startswith("__")
@@ -244,7 +244,7 @@ class FeatureFinder:
 
     def _ids_run_by_import(self) -> frozenset[str]:
         """Ids that importing the code may run. Calls are followed by name alone, so there are rather too many."""
-        by_name: dict[str, list[Unit]] = defaultdict(list)
+        by_name: dict[str, list[DefinitionGroup]] = defaultdict(list)
         for unit in self.units.values():
             by_name[unit.name].append(unit)
         pending: set[str] = set()
@@ -318,7 +318,7 @@ def _constants(module: Module, names: Collection[str]) -> list[tuple[str, ast.As
     ]
 
 
-def _nodes(units: Collection[Unit]) -> dict[str, list[ast.stmt]]:
+def _nodes(units: Collection[DefinitionGroup]) -> dict[str, list[ast.stmt]]:
     nodes: dict[str, list[ast.stmt]] = {}
     for unit in units:
         nodes.setdefault(unit.module.path, []).extend(entity.node for entity in unit.entities)

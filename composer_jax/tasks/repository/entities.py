@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from composer_jax.tasks.repository.source import STRINGS, Source
+from composer_jax.tasks.repository.source import STRINGS, SourceFile
 from composer_jax.tasks.suites.protected import is_protected
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -27,7 +27,7 @@ class Entity:
     is_test: whether the file belongs to the tests, or the entity is a test or inside one.
     """
 
-    source: Source
+    source: SourceFile
     node: Definition
     name: str
     kind: Kind
@@ -101,12 +101,14 @@ def referenced_name(node: ast.AST) -> str | None:
     return node.attr if isinstance(node, ast.Attribute) else None
 
 
-def parse_entities(source: Source) -> list[Entity]:
+def parse_entities(source: SourceFile) -> list[Entity]:
     """All definitions of a file in the order of their first line; an outer one comes before its inner ones."""
     return list(_inside(source, source.tree, "", None, is_protected(source.path)))
 
 
-def _inside(source: Source, node: ast.AST, prefix: str, owner: Definition | None, is_test: bool) -> Iterator[Entity]:
+def _inside(
+    source: SourceFile, node: ast.AST, prefix: str, owner: Definition | None, is_test: bool
+) -> Iterator[Entity]:
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, Definition):
             # A definition may also stand in an `if` or a `try`.

@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 
 from composer_jax.errors import UserError
 from composer_jax.tasks.repository.entities import Entity, Function, parse_entities
-from composer_jax.tasks.repository.source import Source
+from composer_jax.tasks.repository.source import SourceFile
 from composer_jax.tasks.suites.protected import is_protected
 
 Import = ast.Import | ast.ImportFrom
@@ -20,7 +20,7 @@ Import = ast.Import | ast.ImportFrom
 class Module:
     """One file of the repository. is_test: whether it is test code, which no candidate changes."""
 
-    source: Source
+    source: SourceFile
     is_test: bool
 
     @property
@@ -111,7 +111,7 @@ class Repository:
             if not path.endswith(".py"):
                 continue
             try:
-                source = Source(path, sources[path])
+                source = SourceFile(path, sources[path])
             except UserError:
                 continue
             self.modules[path] = Module(source, path in tests or is_protected(path))

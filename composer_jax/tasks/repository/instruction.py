@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from composer_jax.tasks.grader import PYTEST
 from composer_jax.tasks.repository.candidate import Candidate
 from composer_jax.tasks.repository.entities import Entity, parse_entities
-from composer_jax.tasks.repository.source import Source
+from composer_jax.tasks.repository.source import SourceFile
 
 MAX_TESTS = 8
 MAX_ENTITIES = 12
@@ -82,7 +82,7 @@ def missing_entities(candidate: Candidate, sources: Mapping[str, str]) -> list[E
     for path in candidate.files:
         if path not in sources or not path.endswith(".py"):
             continue
-        for entity in parse_entities(Source(path, sources[path])):
+        for entity in parse_entities(SourceFile(path, sources[path])):
             outer = any(entity.id.startswith(f"{other}.") for other in seen)
             if entity.id in candidate.entities and entity.id not in seen and not outer and not entity.is_nested:
                 missing.append(entity)

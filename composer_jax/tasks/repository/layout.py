@@ -6,36 +6,36 @@ import ast
 import re
 from collections.abc import Collection, Sequence
 
-from composer_jax.tasks.repository.source import Edit, Source
+from composer_jax.tasks.repository.source import Edit, SourceFile
 
 _REST_OF_LINE = re.compile(r"[ \t\f]*;?[ \t\f]*(#.*)?")
 
 
-def starts_line(source: Source, node: ast.stmt) -> bool:
+def starts_line(source: SourceFile, node: ast.stmt) -> bool:
     """Whether only white space stands before a statement on its first line."""
     start = source.span(node)[0]
     return not source.text[source.line_start(source.line_of(start)) : start].strip(" \t\f")
 
 
-def fills_lines(source: Source, node: ast.stmt) -> bool:
+def fills_lines(source: SourceFile, node: ast.stmt) -> bool:
     """Whether a statement shares its lines with nothing but white space and a comment."""
     end = source.span(node)[1]
     rest = source.text[end : source.line_end(source.line_of(end))]
     return starts_line(source, node) and _REST_OF_LINE.fullmatch(rest) is not None
 
 
-def indentation(source: Source, node: ast.stmt) -> str:
+def indentation(source: SourceFile, node: ast.stmt) -> str:
     """The white space before a statement that starts its line."""
     start = source.span(node)[0]
     return source.text[source.line_start(source.line_of(start)) : start]
 
 
-def is_elif(source: Source, node: ast.AST) -> bool:
+def is_elif(source: SourceFile, node: ast.AST) -> bool:
     return isinstance(node, ast.If) and source.text.startswith("elif", source.span(node)[0])
 
 
 def remove_statements(
-    source: Source, block: Sequence[ast.stmt], removed: Collection[ast.stmt], may_be_empty: bool = False
+    source: SourceFile, block: Sequence[ast.stmt], removed: Collection[ast.stmt], may_be_empty: bool = False
 ) -> list[Edit]:
     """The edits that remove the statements `removed` from their block.
 
@@ -74,7 +74,7 @@ def remove_statements(
     return edits
 
 
-def _lines(source: Source, statement: ast.stmt) -> tuple[int, int]:
+def _lines(source: SourceFile, statement: ast.stmt) -> tuple[int, int]:
     """The first and the last line of a statement; of a definition with the comments directly above it."""
     start, end = source.span(statement)
     first, last = source.line_of(start), source.line_of(end)
@@ -85,7 +85,7 @@ def _lines(source: Source, statement: ast.stmt) -> tuple[int, int]:
     return first, last
 
 
-def _empty_lines(source: Source, line: int, step: int) -> int:
+def _empty_lines(source: SourceFile, line: int, step: int) -> int:
     """The number of consecutive blank lines from a line on, upwards (-1) or downwards (1)."""
     count = 0
     while 0 < line <= source.lines and not source.line(line).strip():
@@ -93,14 +93,14 @@ def _empty_lines(source: Source, line: int, step: int) -> int:
     return count
 
 
-def first_comment_line(source: Source, line: int) -> int:
+def first_comment_line(source: SourceFile, line: int) -> int:
     """The first of the comment lines directly above a line, or the line itself."""
     while line > 1 and line - 1 not in source.string_lines and source.line(line - 1).lstrip().startswith("#"):
         line -= 1
     return line
 
 
-def remove_elements(source: Source, elements: Sequence[ast.AST], removed: Collection[ast.AST]) -> list[Edit]:
+def remove_elements(source: SourceFile, elements: Sequence[ast.AST], removed: Collection[ast.AST]) -> list[Edit]:
     """The edits that remove the elements `removed`, at least one, and their commas from a comma-separated list.
 
     A list that becomes empty also loses the comma after its last element.
@@ -118,7 +118,7 @@ def remove_elements(source: Source, elements: Sequence[ast.AST], removed: Collec
     return edits
 
 
-def block_region(source: Source, block: Sequence[ast.stmt]) -> tuple[int, int]:
+def block_region(source: SourceFile, block: Sequence[ast.stmt]) -> tuple[int, int]:
     """The span of a block; where it fills lines, with its indentation, the comments directly above its first
     statement and the comment behind its last."""
     start, end = source.span(block[0])[0], source.span(block[-1])[1]
@@ -129,7 +129,7 @@ def block_region(source: Source, block: Sequence[ast.stmt]) -> tuple[int, int]:
     return source.line_start(line), source.line_end(last) if _REST_OF_LINE.fullmatch(rest) else end
 
 
-def reindent(source: Source, region: tuple[int, int], old: str, new: str) -> str:
+def reindent(source: SourceFile, region: tuple[int, int], old: str, new: str) -> str:
     """The lines of a region with the indentation `old` replaced by `new`, except inside strings."""
     first, last = source.line_of(region[0]), source.line_of(region[1])
     lines = []

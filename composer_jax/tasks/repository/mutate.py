@@ -13,9 +13,9 @@ from composer_jax.tasks.repository import mutate_values as values
 from composer_jax.tasks.repository.candidate import Candidate, make_candidate
 from composer_jax.tasks.repository.entities import Definition, Entity
 from composer_jax.tasks.repository.mutation import Mutations
-from composer_jax.tasks.repository.source import Edit, Source, apply_edits, parse
+from composer_jax.tasks.repository.source import Edit, SourceFile, apply_edits, parse
 
-MutationOperator = Callable[[Source, Entity, random.Random], Mutations]
+MutationOperator = Callable[[SourceFile, Entity, random.Random], Mutations]
 
 CLASS_MUTATIONS: Mapping[str, MutationOperator] = {
     "class_remove_bases": classes.remove_bases,

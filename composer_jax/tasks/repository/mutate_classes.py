@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from composer_jax.tasks.repository.entities import Definition, Entity, Function
 from composer_jax.tasks.repository.layout import fills_lines, remove_elements, remove_statements
 from composer_jax.tasks.repository.mutation import Mutation, Mutations, quote_code
-from composer_jax.tasks.repository.source import Edit, Source
+from composer_jax.tasks.repository.source import Edit, SourceFile
 
 
-def remove_bases(source: Source, entity: Entity, rng: random.Random) -> Mutations:
+def remove_bases(source: SourceFile, entity: Entity, rng: random.Random) -> Mutations:
     """Removes a base class, with the parentheses where they would be empty."""
     node = entity.node
     if not isinstance(node, ast.ClassDef):
@@ -41,7 +41,7 @@ def names_read_by_class(body: Sequence[ast.stmt]) -> set[str]:
     return names
 
 
-def remove_funcs(source: Source, entity: Entity, rng: random.Random) -> Mutations:
+def remove_funcs(source: SourceFile, entity: Entity, rng: random.Random) -> Mutations:
     """Removes a method; of a property also the setter."""
     methods = [node for node in entity.node.body if isinstance(node, Function)]
     for name in dict.fromkeys(method.name for method in methods):
@@ -51,7 +51,7 @@ def remove_funcs(source: Source, entity: Entity, rng: random.Random) -> Mutation
             yield Mutation(edits, f"the method {quote_code(name)} was removed", removed[0].lineno, member=name)
 
 
-def shuffle_methods(source: Source, entity: Entity, rng: random.Random) -> Mutations:
+def shuffle_methods(source: SourceFile, entity: Entity, rng: random.Random) -> Mutations:
     """Shuffles the methods without decorators, except those that the body of the class uses."""
     used = names_read_by_class(entity.node.body)
     names = [node.name for node in entity.node.body if isinstance(node, Definition)]

@@ -16,14 +16,14 @@ from composer_jax.tasks.repository.layout import (
     starts_line,
 )
 from composer_jax.tasks.repository.mutation import Mutation, Mutations, quote_code
-from composer_jax.tasks.repository.source import Edit, Source
+from composer_jax.tasks.repository.source import Edit, SourceFile
 
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
 WRAPPERS = (ast.With, ast.AsyncWith, ast.Try, ast.TryStar)
 _LEAVES = (ast.Return, ast.Raise, ast.Break, ast.Continue, ast.Import, ast.ImportFrom, ast.Global, ast.Nonlocal)
 
 
-def if_else_invert(source: Source, entity: Entity, rng: random.Random) -> Mutations:
+def if_else_invert(source: SourceFile, entity: Entity, rng: random.Random) -> Mutations:
     """Swaps the branches of an `if` with an `else` or of a conditional expression."""
     for node in own_nodes(entity):
         if isinstance(node, ast.IfExp):
@@ -42,7 +42,7 @@ def if_else_invert(source: Source, entity: Entity, rng: random.Random) -> Mutati
         yield Mutation(edits, f"the branches of {quote_code(source.segment(node.test))} changed places", node.lineno)
 
 
-def shuffle_lines(source: Source, entity: Entity, rng: random.Random) -> Mutations:
+def shuffle_lines(source: SourceFile, entity: Entity, rng: random.Random) -> Mutations:
     """Swaps two neighbouring statements where one of them reads what the other one assigns."""
     for _, block in own_blocks(entity):
         for first, second in zip(block, block[1:], strict=False):
@@ -70,22 +70,22 @@ def _read_names(statement: ast.stmt) -> set[str]:
     return {ast.unparse(node) for node in ast.walk(statement) if isinstance(node, ast.Name | ast.Attribute)}
 
 
-def remove_conditional(source: Source, entity: Entity, rng: random.Random) -> Mutations:
+def remove_conditional(source: SourceFile, entity: Entity, rng: random.Random) -> Mutations:
     """Removes a whole `if`, or an `elif` with the branches behind it."""
     return _remove_each(source, entity, (ast.If,))
 
 
-def remove_loop(source: Source, entity: Entity, rng: random.Random) -> Mutations:
+def remove_loop(source: SourceFile, entity: Entity, rng: random.Random) -> Mutations:
     """Removes a whole loop."""
     return _remove_each(source, entity, LOOPS)
 
 
-def remove_assign(source: Source, entity: Entity, rng: random.Random) -> Mutations:
+def remove_assign(source: SourceFile, entity: Entity, rng: random.Random) -> Mutations:
     """Removes an assignment, plain or augmented."""
     return _remove_each(source, entity, (ast.Assign, ast.AugAssign, ast.AnnAssign))
 
 
-def _remove_each(source: Source, entity: Entity, kinds: tuple[type[ast.stmt], ...]) -> Mutations:
+def _remove_each(source: SourceFile, entity: Entity, kinds: tuple[type[ast.stmt], ...]) -> Mutations:
     for _, block in own_blocks(entity):
         for node in block:
             if isinstance(node, kinds) and not (isinstance(node, ast.AnnAssign) and node.value is None):
@@ -93,7 +93,7 @@ def _remove_each(source: Source, entity: Entity, kinds: tuple[type[ast.stmt], ..
                 yield Mutation(edits, f"{quote_code(source.segment(node))} was removed", node.lineno)
 
 
-def remove_wrapper(source: Source, entity: Entity, rng: random.Random) -> Mutations:
+def remove_wrapper(source: SourceFile, entity: Entity, rng: random.Random) -> Mutations:
     """Removes a `with` or a `try` and keeps its body; of a `try` also the bodies of `else` and `finally`."""
     for node in own_nodes(entity):
         if not isinstance(node, WRAPPERS):
@@ -115,7 +115,7 @@ def remove_wrapper(source: Source, entity: Entity, rng: random.Random) -> Mutati
         yield Mutation((edit,), f"what was around {quote_code(source.segment(node.body[0]))} was removed", node.lineno)
 
 
-def drop_return(source: Source, entity: Entity, rng: random.Random) -> Mutations:
+def drop_return(source: SourceFile, entity: Entity, rng: random.Random) -> Mutations:
     """Removes the `return` before a value; calls in the value still run."""
     for _, block in own_blocks(entity):
         for node in block:
@@ -130,7 +130,7 @@ def drop_return(source: Source, entity: Entity, rng: random.Random) -> Mutations
             yield Mutation(edits, f"{quote_code(source.segment(node))} no longer returns", node.lineno)
 
 
-def swallow_except(source: Source, entity: Entity, rng: random.Random) -> Mutations:
+def swallow_except(source: SourceFile, entity: Entity, rng: random.Random) -> Mutations:
     """Replaces the body of an exception handler by `pass`."""
     for node in own_nodes(entity):
         if isinstance(node, ast.ExceptHandler) and not all(isinstance(part, ast.Pass) for part in node.body):

@@ -7,7 +7,7 @@ import random
 
 from composer_jax.tasks.repository.entities import Entity, own_nodes
 from composer_jax.tasks.repository.mutation import Mutation, Mutations, parenthesize, quote_code
-from composer_jax.tasks.repository.source import STRINGS, Edit, Source, Token
+from composer_jax.tasks.repository.source import STRINGS, Edit, SourceFile, Token
 
 SAME_CLASS = (("+", "-"), ("*", "/", "//", "%"), ("<<", ">>"), ("&", "|", "^"))
 """Operators of about equal precedence that take the same operands."""
@@ -19,7 +19,7 @@ BOUNDARY = {"<": "<=", "<=": "<", ">": ">=", ">=": ">"}
 ORDERED = (ast.Sub, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow, ast.LShift, ast.RShift, ast.MatMult)
 
 
-def operator_between(source: Source, left: ast.AST, right: ast.AST) -> Token:
+def operator_between(source: SourceFile, left: ast.AST, right: ast.AST) -> Token:
     """The operator between two operands, without their parentheses; both words of "not in" and "is not"."""
     tokens = source.tokens(source.span(left)[1], source.span(right)[0])
     words = [token for token in tokens if token.text not in "()"]
@@ -30,7 +30,7 @@ Span = tuple[int, int]
 """First character, and the one after the last."""
 
 
-def operand_spans(source: Source, whole: ast.expr, left: ast.AST, right: ast.AST) -> tuple[Span, Span]:
+def operand_spans(source: SourceFile, whole: ast.expr, left: ast.AST, right: ast.AST) -> tuple[Span, Span]:
     """The spans of the two operands of an operator, with their parentheses."""
     middle = operator_between(source, left, right)
     tokens = list(source.tokens(source.span(left)[1], source.span(right)[0]))
@@ -46,7 +46,7 @@ def is_string(node: ast.AST) -> bool:
     return isinstance(node, STRINGS) or (isinstance(node, ast.Constant) and isinstance(node.value, str | bytes))
 
 
-def _arithmetic(source: Source, entity: Entity) -> list[tuple[ast.BinOp | ast.AugAssign, Token]]:
+def _arithmetic(source: SourceFile, entity: Entity) -> list[tuple[ast.BinOp | ast.AugAssign, Token]]:
     """The binary operators and augmented assignments whose operands may be numbers."""
     operations: list[tuple[ast.BinOp | ast.AugAssign, Token]] = []
     for node in own_nodes(entity):
@@ -57,7 +57,7 @@ def _arithmetic(source: Source, entity: Entity) -> list[tuple[ast.BinOp | ast.Au
     return operations
 
 
-def change_operator(source: Source, entity: Entity, rng: random.Random) -> Mutations:
+def change_operator(source: SourceFile, entity: Entity, rng: random.Random) -> Mutations:
     """Replaces an operator by another of its class: `a * b` -> `a % b`, `n << 1` -> `n >> 1`."""
     for node, operator in _arithmetic(source, entity):
         bare = operator.text.removesuffix("=")
@@ -67,7 +67,7 @@ def change_operator(source: Source, entity: Entity, rng: random.Random) -> Mutat
             yield Mutation((Edit(operator.start, operator.end, new),), f"`{operator.text}` became `{new}`", node.lineno)
 
 
-def flip_operator(source: Source, entity: Entity, rng: random.Random) -> Mutations:
+def flip_operator(source: SourceFile, entity: Entity, rng: random.Random) -> Mutations:
     """Replaces an operator by its opposite: `a + b` -> `a - b`, `a and b` -> `a or b`, `-a` -> `a`."""
     for node, operator in _arithmetic(source, entity):
         bare = operator.text.removesuffix("=")
@@ -87,7 +87,7 @@ def flip_operator(source: Source, entity: Entity, rng: random.Random) -> Mutatio
                 yield Mutation((Edit(start, start + 1),), what, node.lineno)
 
 
-def swap_operands(source: Source, entity: Entity, rng: random.Random) -> Mutations:
+def swap_operands(source: SourceFile, entity: Entity, rng: random.Random) -> Mutations:
     """Swaps the operands of an operator that does not commute: `a - b` -> `b - a`, `a in b` -> `b in a`."""
     for node in own_nodes(entity):
         if isinstance(node, ast.BinOp) and isinstance(node.op, ORDERED) and not is_string(node.left):
@@ -110,13 +110,13 @@ def swap_operands(source: Source, entity: Entity, rng: random.Random) -> Mutatio
         )
 
 
-def _operand_text(source: Source, node: ast.expr, span: tuple[int, int], before: str, after: str) -> str:
+def _operand_text(source: SourceFile, node: ast.expr, span: tuple[int, int], before: str, after: str) -> str:
     if span != source.span(node):
         return source.text[slice(*span)]
     return parenthesize(source, node, before, after)
 
 
-def break_chain(source: Source, entity: Entity, rng: random.Random) -> Mutations:
+def break_chain(source: SourceFile, entity: Entity, rng: random.Random) -> Mutations:
     """Removes one operand: `a + b + c` -> `a + b`, `a and b` -> `a`."""
     for node in own_nodes(entity):
         if isinstance(node, ast.BinOp) and isinstance(node.left, ast.BinOp):
@@ -136,7 +136,7 @@ def break_chain(source: Source, entity: Entity, rng: random.Random) -> Mutations
             yield Mutation((removal,), f"{quote_code(source.segment(node))} lost a part", node.lineno)
 
 
-def _comparisons(source: Source, entity: Entity, table: dict[str, str]) -> Mutations:
+def _comparisons(source: SourceFile, entity: Entity, table: dict[str, str]) -> Mutations:
     for node in own_nodes(entity):
         if isinstance(node, ast.Compare):
             operands = [node.left, *node.comparators]
@@ -147,17 +147,17 @@ def _comparisons(source: Source, entity: Entity, table: dict[str, str]) -> Mutat
                     yield Mutation((edit,), f"`{operator.text}` became `{edit.text}`", left.end_lineno or left.lineno)
 
 
-def compare_flip(source: Source, entity: Entity, rng: random.Random) -> Mutations:
+def compare_flip(source: SourceFile, entity: Entity, rng: random.Random) -> Mutations:
     """Negates a comparison: `a == b` -> `a != b`, `a < b` -> `a >= b`, `a in b` -> `a not in b`."""
     return _comparisons(source, entity, NEGATED)
 
 
-def compare_boundary(source: Source, entity: Entity, rng: random.Random) -> Mutations:
+def compare_boundary(source: SourceFile, entity: Entity, rng: random.Random) -> Mutations:
     """Includes or excludes equality in a comparison: `a < b` -> `a <= b`."""
     return _comparisons(source, entity, BOUNDARY)
 
 
-def negate_condition(source: Source, entity: Entity, rng: random.Random) -> Mutations:
+def negate_condition(source: SourceFile, entity: Entity, rng: random.Random) -> Mutations:
     """Negates a condition or removes its `not`; conditions of `while` are left, because such loops rarely end."""
     endless = [node.test for node in own_nodes(entity) if isinstance(node, ast.While)]
     for node in own_nodes(entity):

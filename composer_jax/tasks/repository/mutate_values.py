@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from composer_jax.tasks.repository.entities import Entity, own_nodes
 from composer_jax.tasks.repository.mutate_operators import operand_spans
 from composer_jax.tasks.repository.mutation import Mutation, Mutations, dump_ast, parenthesize, quote_code, replace_node
-from composer_jax.tasks.repository.source import Edit, Source
+from composer_jax.tasks.repository.source import Edit, SourceFile
 
 
-def _neighbour(source: Source, node: ast.expr, value: int, rng: random.Random) -> str:
+def _neighbour(source: SourceFile, node: ast.expr, value: int, rng: random.Random) -> str:
     """The text of a number one away from an integer literal, in the literal's base; never below zero."""
     near = value + (1 if value == 0 else rng.choice((-1, 1)))
     prefix = source.segment(node)[:2].lower()
@@ -25,7 +25,7 @@ def _integer(node: ast.AST) -> int | None:
     return value if type(value) is int else None
 
 
-def change_constant(source: Source, entity: Entity, rng: random.Random) -> Mutations:
+def change_constant(source: SourceFile, entity: Entity, rng: random.Random) -> Mutations:
     """Changes an integer by one, doubles a float, negates a boolean: `n * 8` -> `n * 7`."""
     for node in own_nodes(entity):
         if not isinstance(node, ast.Constant):
@@ -47,7 +47,7 @@ def _bounds(entity: Entity) -> Iterator[ast.expr]:
             yield from (bound for bound in node.args[:2] if not isinstance(bound, ast.Starred))
 
 
-def off_by_one(source: Source, entity: Entity, rng: random.Random) -> Mutations:
+def off_by_one(source: SourceFile, entity: Entity, rng: random.Random) -> Mutations:
     """Moves a bound of a slice or a range by one: `x[1:]` -> `x[2:]`, `range(n)` -> `range(n - 1)`."""
     for bound in _bounds(entity):
         sign = rng.choice("+-")
@@ -73,7 +73,7 @@ def _defaults(entity: Entity) -> Iterator[ast.expr]:
         yield from (default for default in [*node.args.defaults, *node.args.kw_defaults] if default is not None)
 
 
-def wrong_default(source: Source, entity: Entity, rng: random.Random) -> Mutations:
+def wrong_default(source: SourceFile, entity: Entity, rng: random.Random) -> Mutations:
     """Changes the default of a parameter or the value of a class attribute: `width=70` -> `width=71`."""
     for default in _defaults(entity):
         integer = _integer(default)
@@ -94,7 +94,7 @@ def wrong_default(source: Source, entity: Entity, rng: random.Random) -> Mutatio
 _EMPTY = [dump_ast(ast.parse(text, mode="eval").body) for text in ("()", "[]", "{}")]
 
 
-def swap_arguments(source: Source, entity: Entity, rng: random.Random) -> Mutations:
+def swap_arguments(source: SourceFile, entity: Entity, rng: random.Random) -> Mutations:
     """Swaps two neighbouring arguments of a call: `f(a, b)` -> `f(b, a)`."""
     for node in own_nodes(entity):
         if not isinstance(node, ast.Call):
@@ -110,7 +110,7 @@ def swap_arguments(source: Source, entity: Entity, rng: random.Random) -> Mutati
             yield Mutation(edits, what, first.lineno)
 
 
-def drop_await(source: Source, entity: Entity, rng: random.Random) -> Mutations:
+def drop_await(source: SourceFile, entity: Entity, rng: random.Random) -> Mutations:
     """Removes an `await`: `await f()` -> `f()`."""
     for node in own_nodes(entity):
         if isinstance(node, ast.Await):

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from composer_jax.tasks.repository.source import Edit, Source
+from composer_jax.tasks.repository.source import Edit, SourceFile
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Mutation:
 Mutations = Iterator[Mutation]
 
 
-def replace_node(source: Source, node: ast.expr | ast.stmt, text: str) -> Mutation:
+def replace_node(source: SourceFile, node: ast.expr | ast.stmt, text: str) -> Mutation:
     """The mutation that replaces the whole of `node` by `text`."""
     what = f"{quote_code(source.segment(node))} became {quote_code(text)}"
     return Mutation((Edit(*source.span(node), text),), what, node.lineno)
@@ -43,7 +43,7 @@ def dump_ast(node: ast.AST) -> str:
     return ast.dump(node)
 
 
-def parenthesize(source: Source, node: ast.expr, before: str, after: str) -> str:
+def parenthesize(source: SourceFile, node: ast.expr, before: str, after: str) -> str:
     """The text of `node` as an operand, in parentheses where it needs them between `before` and `after`.
 
     For example parenthesize(`a or b`, "", " - 1") is "(a or b)", because `a or b - 1` means something else.

@@ -9,7 +9,7 @@ from composer_jax.tasks.git import GitRepository
 from composer_jax.tasks.patches import merge_versions, split_lines
 from composer_jax.tasks.repository.candidate import Candidate, make_candidate
 from composer_jax.tasks.repository.entities import parse_entities
-from composer_jax.tasks.repository.source import Source, parse
+from composer_jax.tasks.repository.source import SourceFile, parse
 from composer_jax.tasks.suites.protected import is_protected
 
 MAX_FILES = 8
@@ -83,7 +83,7 @@ def _changed_entities(sources: Mapping[str, str], files: Mapping[str, str | None
 
 def _segments(path: str, text: str | None) -> dict[str, list[str]]:
     segments: dict[str, list[str]] = {}
-    for entity in parse_entities(Source(path, text)) if text is not None else ():
+    for entity in parse_entities(SourceFile(path, text)) if text is not None else ():
         start, end = entity.span
         segments.setdefault(entity.id, []).append(entity.source.text[start:end])
     return segments

@@ -75,7 +75,7 @@ def _position(node: ast.AST) -> _Positioned:
     return cast(_Positioned, node)
 
 
-class Source:
+class SourceFile:
     """A file that compiles. Offsets are characters of `text`; line ends, tabs and a byte order mark are kept.
 
     Raises UserError when this Python cannot compile the text.

@@ -11,7 +11,7 @@ from composer_jax.agent.tools import compact, execute_call, select_tools
 from composer_jax.agent.tools.compact import TOOLS
 from composer_jax.agent.tools.truncate import COMPACT_CHARACTERS
 from composer_jax.agent.workspace import Workspace
-from composer_jax.data.chat.messages import Malformed, ToolCall
+from composer_jax.data.chat.messages import MalformedToolCall, ToolCall
 from composer_jax.demo import bugfix
 from composer_jax.errors import UserError
 from composer_jax.tasks.result_cache import ResultCache
@@ -89,7 +89,7 @@ def test_edit_changes_exactly_one_place():
         (ToolCall("run_tests", {"fast": True}), "ERROR run_tests takes no fast"),
         (ToolCall("finish", {"reward": 1}), "ERROR finish takes no reward"),
         (ToolCall("shell", {}), "ERROR no tool shell"),
-        (Malformed("read{", "the arguments are not JSON"), "ERROR the arguments are not JSON"),
+        (MalformedToolCall("read{", "the arguments are not JSON"), "ERROR the arguments are not JSON"),
     ],
 )
 def test_mistakes_are_observations(call, expected):

@@ -16,7 +16,7 @@ from composer_jax.agent.tools.execute import replace_surrogates
 from composer_jax.agent.tools.schema import ToolError, check
 from composer_jax.agent.tools.truncate import MAX_CHARACTERS
 from composer_jax.agent.workspace import Workspace
-from composer_jax.data.chat.messages import Malformed, ToolCall
+from composer_jax.data.chat.messages import MalformedToolCall, ToolCall
 from composer_jax.errors import UserError
 from composer_jax.sandbox import SandboxDied
 from tests.agent.conftest import task_of
@@ -185,7 +185,7 @@ def test_consecutive_read_only_calls_run_at_the_same_time():
 
     tool = tools.Tool("slow", "Wait.", tools.tool.object_schema(), slow, str, True)
     deadline = time.monotonic() + 20
-    calls = [ToolCall("slow", {}), Malformed("x", "no"), ToolCall("slow", {}), ToolCall("slow", {})]
+    calls = [ToolCall("slow", {}), MalformedToolCall("x", "no"), ToolCall("slow", {}), ToolCall("slow", {})]
     answer = asyncio.run(execute_calls(calls, {"slow": tool}, Workspace(task_of({}), None)))
     assert answer == ["ok", "ERROR no", "ok", "ok"] and most == 3
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_jax.data.chat.compact import parse_assistant, render_assistant, render_message, splice, to_text
-from composer_jax.data.chat.messages import AssistantMessage, Malformed, ToolCall, compact_json
+from composer_jax.data.chat.messages import AssistantMessage, MalformedToolCall, ToolCall, compact_json
 from composer_jax.data.tokenizer import SPECIAL, Tokenizer
 
 JSON = st.recursive(
@@ -41,7 +41,7 @@ def test_parse_reads_what_render_writes(tok, content, calls):
 def test_parse_is_total(tok, ids):
     message = parse_assistant(tok, ids)
     assert isinstance(message.content, str)
-    assert all(isinstance(call, ToolCall | Malformed) for call in message.calls)
+    assert all(isinstance(call, ToolCall | MalformedToolCall) for call in message.calls)
     assert message.complete == (tok.end in ids)
 
 
@@ -74,7 +74,7 @@ def test_parse_is_total_on_almost_json(tok, body, name):
 )
 def test_malformed_calls_say_why(tok, text, reason):
     (call,) = parse_assistant(tok, [tok.call, *tok.encode(text), tok.end]).calls
-    assert isinstance(call, Malformed)
+    assert isinstance(call, MalformedToolCall)
     assert call.text == text
     assert reason in call.reason
 
@@ -87,14 +87,14 @@ def test_white_space_around_a_call_is_no_error(tok):
 def test_control_tokens_inside_a_call_are_malformed(tok):
     ids = [tok.call, *tok.encode('read{"path":"'), tok.user, *tok.encode('"}'), tok.end]
     (call,) = parse_assistant(tok, ids).calls
-    assert isinstance(call, Malformed) and "<|user|>" in call.reason
+    assert isinstance(call, MalformedToolCall) and "<|user|>" in call.reason
 
 
 def test_cut_off_and_continued_messages(tok):
     whole = render_assistant(tok, "hm", [ToolCall("read", {"path": "a.py"})])
     cut = parse_assistant(tok, whole[:-1])
     assert not cut.complete and cut.calls == (ToolCall("read", {"path": "a.py"}),)
-    assert isinstance(parse_assistant(tok, whole[:-2]).calls[0], Malformed)
+    assert isinstance(parse_assistant(tok, whole[:-2]).calls[0], MalformedToolCall)
     assert parse_assistant(tok, whole + whole) == parse_assistant(tok, whole)
     assert parse_assistant(tok, []) == AssistantMessage("", (), False)
 

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from composer_jax.data.chat.chat_format import Message
-from composer_jax.data.chat.messages import AssistantMessage, Malformed, ToolCall
+from composer_jax.data.chat.messages import AssistantMessage, MalformedToolCall, ToolCall
 from tests.data.formats import NAMES, calls, contents, control_ids, conversations, declared, decode, format_of
 from tests.many import many
 
@@ -110,7 +110,9 @@ def check_parse(name, ids):
     chat = format_of(name)
     message = chat.parse(ids)
     assert message.complete == (chat.end in ids)
-    assert isinstance(message.content, str) and all(isinstance(call, ToolCall | Malformed) for call in message.calls)
+    assert isinstance(message.content, str) and all(
+        isinstance(call, ToolCall | MalformedToolCall) for call in message.calls
+    )
     good = [call for call in message.calls if isinstance(call, ToolCall)]
     assert chat.parse(chat.render_assistant("", good)).calls == tuple(good)
     answers = chat.bridge(ids, ["x"] * len(message.calls))
@@ -189,4 +191,4 @@ def test_malformed_calls_are_not_rendered(name):
     with pytest.raises(ValueError, match="not JSON compliant|Out of range"):
         chat.render_assistant("", [ToolCall("read", {"n": float("inf")})])
     with pytest.raises(ValueError, match="a malformed call cannot be rendered: 'x' \\(why\\)"):
-        chat.render([Message("user", "x"), AssistantMessage("", (Malformed("x", "why"),), True)])
+        chat.render([Message("user", "x"), AssistantMessage("", (MalformedToolCall("x", "why"),), True)])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from composer_jax.data.chat.chat_format import Message, declarations
 from composer_jax.data.chat.control_text import ControlText
 from composer_jax.data.chat.jinja_template import JinjaTemplate
-from composer_jax.data.chat.messages import AssistantMessage, Malformed, ToolCall
+from composer_jax.data.chat.messages import AssistantMessage, MalformedToolCall, ToolCall
 from tests.data.formats import Declaration, conversations, declared, decode, format_of
 from tests.data.model_folders import KIMI
 
@@ -101,7 +101,7 @@ def test_malformed_calls_say_why(text, reason):
     good = call("functions.read:1", '{"path": "a.py"}')
     ids = encode_as_sampled(f"<|tool_calls_section_begin|>{text}{good}<|tool_calls_section_end|><|im_end|>")
     bad, fine = CHAT.parse(ids).calls
-    assert isinstance(bad, Malformed) and reason in bad.reason
+    assert isinstance(bad, MalformedToolCall) and reason in bad.reason
     assert fine == READ, "the next call is read all the same"
 
 
@@ -124,4 +124,4 @@ def test_the_end_of_the_section_ends_a_call_that_was_not_closed():
     )
     assert message.content == "words"
     [bad] = message.calls
-    assert isinstance(bad, Malformed) and "does not end with" in bad.reason
+    assert isinstance(bad, MalformedToolCall) and "does not end with" in bad.reason

@@ -11,7 +11,7 @@ from composer_jax.data.chat.hermes import HermesFormat
 from composer_jax.data.chat.jinja_template import JinjaTemplate
 from composer_jax.data.chat.kimi import KimiFormat
 from composer_jax.data.chat.load_chat_format import load_chat_format
-from composer_jax.data.chat.messages import AssistantMessage, Malformed, ToolCall
+from composer_jax.data.chat.messages import AssistantMessage, MalformedToolCall, ToolCall
 from composer_jax.data.chat.text_tools import TextToolsFormat
 from composer_jax.data.model_tokenizer import ModelTokenizer
 from composer_jax.data.tokenizer import Tokenizer
@@ -187,7 +187,7 @@ def encode_as_sampled(text):
 )
 def test_malformed_calls_say_why(text, reason):
     [call] = format_of("qwen").parse(encode_as_sampled(f"<tool_call>{text}</tool_call><|im_end|>")).calls
-    assert isinstance(call, Malformed) and reason in call.reason
+    assert isinstance(call, MalformedToolCall) and reason in call.reason
 
 
 def test_words_around_calls_are_the_content():

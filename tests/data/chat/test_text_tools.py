@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from composer_jax.data.chat.chat_format import Message
 from composer_jax.data.chat.hermes_calls import ANSWER, CALL
 from composer_jax.data.chat.load_chat_format import load_chat_format
-from composer_jax.data.chat.messages import AssistantMessage, Malformed, ToolCall
+from composer_jax.data.chat.messages import AssistantMessage, MalformedToolCall, ToolCall
 from composer_jax.data.chat.tool_prompt import SHORT_TOOL_PROMPT, TOOL_PROMPT
 from composer_jax.errors import UserError
 from tests.data.formats import Declaration, decode, format_of
@@ -122,14 +122,14 @@ def test_words_around_calls_are_the_content(text, content, calls):
 )
 def test_malformed_calls_say_why(text, reason):
     [call] = CHAT.parse(sampled(text)).calls
-    assert isinstance(call, Malformed) and reason in call.reason
+    assert isinstance(call, MalformedToolCall) and reason in call.reason
     assert CHAT.parse(sampled(f"{text}{CALL_TEXT}")).calls[-1] == READ, "the next call is read"
 
 
 def test_a_control_token_in_a_call_makes_it_malformed():
     [before, after] = [CHAT.tokenizer.encode(part) for part in CALL_TEXT.split("a.py")]
     [call] = CHAT.parse([*before, CHAT.tokenizer.id_of("<|im_start|>"), *after, CHAT.end]).calls
-    assert isinstance(call, Malformed) and call.reason == "a control token is inside the call"
+    assert isinstance(call, MalformedToolCall) and call.reason == "a control token is inside the call"
 
 
 def test_markers_that_the_tokenizer_has_are_control_tokens():

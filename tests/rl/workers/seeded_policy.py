@@ -44,7 +44,7 @@ def worker_setup(folder, **options) -> WorkerSetup:
 
 class SeededSession:
     def __init__(self, policy, seed):
-        self.policy, self.seed, self.capacity, self.closed = policy, seed, 4096, False
+        self.policy, self.seed, self.max_model_len, self.closed = policy, seed, 4096, False
 
     async def sample(self, context, params, branch=0):
         assert not self.closed

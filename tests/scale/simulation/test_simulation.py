@@ -166,7 +166,7 @@ def test_a_learner_that_is_busy_most_of_the_time_but_waits_is_limited_by_what_it
 
 def test_seeds_decide_and_nothing_else_does():
     def outcome(seed):
-        workload = DrawnWorkload(Assumptions(), group_size=2, capacity=32_768, max_turns=300, seed=seed)
+        workload = DrawnWorkload(Assumptions(), group_size=2, max_model_len=32_768, max_turns=300, seed=seed)
         roles = Roles([0.0] + [30.0] * 40, 40, learn_s_per_token=1e-4, learn_s=5.0)
         config = dataclasses.replace(CONFIG, max_staleness=2)
         return Simulation(config, roles, workload, episode_seconds=7200.0).run(50_000)
@@ -188,7 +188,7 @@ def test_seeds_decide_and_nothing_else_does():
 def test_no_group_is_lost_or_too_stale_whatever_fails(seed, staleness, late, sessions, sandboxes, lost, hung, learn_s):
     config = dataclasses.replace(CONFIG, max_staleness=staleness, late_groups=late)
     assumed = Assumptions(lost_fraction=lost, hung_fraction=hung, turns_tail="pareto", equal_groups=0.2)
-    workload = DrawnWorkload(assumed, group_size=2, capacity=32_768, max_turns=300, seed=seed)
+    workload = DrawnWorkload(assumed, group_size=2, max_model_len=32_768, max_turns=300, seed=seed)
     roles = Roles([0.0] + [40 / math.sqrt(n) for n in range(1, sessions + 1)], sandboxes, 1e-5, learn_s, 2.0, 1.0)
     simulation = Simulation(config, roles, workload, steps=12, episode_seconds=5000.0, keeps_batches=True)
     outcome = simulation.run(math.inf)

@@ -23,7 +23,7 @@ QUIET = Assumptions(lost_fraction=0.0, hung_fraction=0.0, grade_s=0.0, command_s
 
 def drawn(assumed: Assumptions, groups: int = 4000, **options) -> np.ndarray:
     """[episodes, 4]: tool_s, sampled, row_tokens, fate."""
-    options = dict(group_size=16, capacity=32_768, max_turns=10**6) | options
+    options = dict(group_size=16, max_model_len=32_768, max_turns=10**6) | options
     workload = DrawnWorkload(assumed, **options)
     return np.array([attempt for group in range(groups) for attempt in workload.attempts(group)])
 
@@ -40,7 +40,9 @@ def test_seconds_and_rows_follow_from_the_turns():
     answers = 50 * (300 + 600)
     contexts = math.ceil(answers / (32_768 - 4096))
     assert np.allclose(attempts[:, :3], [50 * 2.0, 50 * 300, answers + contexts * 4096])
-    workload = DrawnWorkload(dataclasses.replace(QUIET, turns_p99=50.0), group_size=2, capacity=32_768, max_turns=10**6)
+    workload = DrawnWorkload(
+        dataclasses.replace(QUIET, turns_p99=50.0), group_size=2, max_model_len=32_768, max_turns=10**6
+    )
     assert workload.prefilled_per_sampled == pytest.approx((50 * 600 + contexts * 4096) / (50 * 300))
 
 
@@ -57,15 +59,15 @@ def test_faults_have_their_fractions_and_lost_attempts_are_cut_short():
 
 
 def test_equal_groups_are_spread_evenly():
-    workload = DrawnWorkload(Assumptions(equal_groups=0.3), group_size=2, capacity=8000, max_turns=50)
+    workload = DrawnWorkload(Assumptions(equal_groups=0.3), group_size=2, max_model_len=8000, max_turns=50)
     for first in (0, 1000, 123_456):
         assert sum(workload.is_trained(group) for group in range(first, first + 100)) in range(67, 74)
 
 
 def test_an_episode_does_not_depend_on_which_groups_were_asked_for_before():
-    workload = DrawnWorkload(Assumptions(), group_size=4, capacity=32_768, max_turns=400)
+    workload = DrawnWorkload(Assumptions(), group_size=4, max_model_len=32_768, max_turns=400)
     later = [workload.attempts(group) for group in range(20_000)][19_999]
-    assert DrawnWorkload(Assumptions(), group_size=4, capacity=32_768, max_turns=400).attempts(19_999) == later
+    assert DrawnWorkload(Assumptions(), group_size=4, max_model_len=32_768, max_turns=400).attempts(19_999) == later
 
 
 def test_roles_follow_from_what_was_bought():
@@ -117,8 +119,10 @@ def small_study(**rl) -> Study:
 
 
 def test_a_prompt_that_fills_the_context_is_refused():
-    with pytest.raises(UserError, match="--prompt_tokens=4096.0 leaves no room in a context of sampler.capacity=1000"):
-        DrawnWorkload(QUIET, group_size=2, capacity=1000, max_turns=50)
+    with pytest.raises(
+        UserError, match="--prompt_tokens=4096.0 leaves no room in a context of sampler.max_model_len=1000"
+    ):
+        DrawnWorkload(QUIET, group_size=2, max_model_len=1000, max_turns=50)
 
 
 def test_studies_that_make_no_run_are_refused():

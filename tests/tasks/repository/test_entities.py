@@ -8,7 +8,7 @@ import pytest
 
 from composer_jax.errors import UserError
 from composer_jax.tasks.repository.entities import parse_entities
-from composer_jax.tasks.repository.source import Source
+from composer_jax.tasks.repository.source import SourceFile
 from composer_jax.tasks.suites.protected import is_protected
 
 TEXT = '''
@@ -41,11 +41,11 @@ if x:
 
 
 def table(text=TEXT, path="a.py"):
-    return {entity.name: entity for entity in parse_entities(Source(path, text))}
+    return {entity.name: entity for entity in parse_entities(SourceFile(path, text))}
 
 
 def test_all_definitions_are_listed_in_order():
-    entities = parse_entities(Source("p/a.py", TEXT))
+    entities = parse_entities(SourceFile("p/a.py", TEXT))
     assert [(entity.name, entity.kind) for entity in entities] == [
         ("f", "function"),
         ("f.<locals>.g", "function"),
@@ -109,7 +109,7 @@ def test_a_test_in_a_module_is_test_code_with_its_inner_definitions():
 
 def test_names_are_those_of_code_objects():
     """co_qualname is what a tracer reports; every code object of a module must be an entity of that name."""
-    source = Source("json/decoder.py", inspect.getsource(json.decoder))
+    source = SourceFile("json/decoder.py", inspect.getsource(json.decoder))
     entities = {}
     stack = [compile(source.text, "x", "exec")]
     while stack:
@@ -126,4 +126,4 @@ def test_names_are_those_of_code_objects():
 @pytest.mark.parametrize("text", ["def f(:", "return 1", "x = '\0'", "print 'old'", "def f():\n\tx\n        y"])
 def test_a_file_that_does_not_compile_is_refused_by_name(text):
     with pytest.raises(UserError, match="^p/a.py does not compile with this Python: .*; leave the file out$"):
-        Source("p/a.py", text)
+        SourceFile("p/a.py", text)

@@ -5,7 +5,7 @@ import ast
 import pytest
 
 from composer_jax.tasks.repository.layout import remove_elements, remove_statements
-from composer_jax.tasks.repository.source import Edit, Source, apply_edits
+from composer_jax.tasks.repository.source import Edit, SourceFile, apply_edits
 
 D = "def {}():\n    return 1\n"
 F, G, H = D.format("f"), D.format("g"), D.format("h")
@@ -31,7 +31,7 @@ F, G, H = D.format("f"), D.format("g"), D.format("h")
     ],
 )
 def test_statements_of_a_module_are_removed_with_the_empty_lines_between(before, gone, after):
-    source = Source("a.py", before)
+    source = SourceFile("a.py", before)
     body = source.tree.body
 
     def name(node):
@@ -57,7 +57,7 @@ def test_statements_of_a_module_are_removed_with_the_empty_lines_between(before,
     ],
 )
 def test_elements_are_removed_with_their_commas(before, gone, after):
-    source = Source("a.py", before)
+    source = SourceFile("a.py", before)
     elements = source.tree.body[0].value.elts
     edits = remove_elements(source, elements, [element for element in elements if element.id in gone])
     assert apply_edits(before, edits) == after

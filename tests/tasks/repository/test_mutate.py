@@ -7,12 +7,12 @@ import pytest
 from composer_jax.seeds import seeded_random
 from composer_jax.tasks.repository.entities import parse_entities
 from composer_jax.tasks.repository.mutate import MUTATIONS, is_sound, mutate
-from composer_jax.tasks.repository.source import Edit, Source
+from composer_jax.tasks.repository.source import Edit, SourceFile
 
 
 def mutants(kind, text, name="f"):
     """Every text that a kind makes of the entity, over a dozen draws."""
-    matching = [entity for entity in parse_entities(Source("a.py", text)) if entity.name == name]
+    matching = [entity for entity in parse_entities(SourceFile("a.py", text)) if entity.name == name]
     return {
         candidate.files["a.py"]
         for entity in matching
@@ -218,13 +218,13 @@ def test_every_kind_has_an_example():
     ],
 )
 def test_only_a_change_inside_the_entity_that_compiles_is_accepted(text, is_accepted):
-    source = Source("a.py", "def f():\n    return 1\n\n\ny = f()\n")
+    source = SourceFile("a.py", "def f():\n    return 1\n\n\ny = f()\n")
     (entity,) = parse_entities(source)
     assert is_sound(entity, [Edit(source.text.index("return"), source.text.index("\n\n"), text)]) == is_accepted
 
 
 def test_a_mutation_has_a_note():
-    (entity,) = parse_entities(Source("p/a.py", "def f(a, b):\n    return a - b\n"))
+    (entity,) = parse_entities(SourceFile("p/a.py", "def f(a, b):\n    return a - b\n"))
     (candidate,) = mutate("swap_operands", entity, seeded_random(0))
     assert candidate.kind == "mutate:swap_operands"
     assert candidate.entities == ("p/a.py::f",)

@@ -18,13 +18,13 @@ from composer_jax.seeds import seeded_random
 from composer_jax.tasks.repository.entities import parse_entities
 from composer_jax.tasks.repository.mutate import MUTATIONS, mutate
 from composer_jax.tasks.repository.propose import KINDS, MAX_PER_ENTITY, MAX_PER_KIND, propose
-from composer_jax.tasks.repository.source import Source
+from composer_jax.tasks.repository.source import SourceFile
 
 ROOT = Path(__file__).parents[3]
 
 
 def every_entity(sources):
-    return [entity for path, text in sources.items() for entity in parse_entities(Source(path, text))]
+    return [entity for path, text in sources.items() for entity in parse_entities(SourceFile(path, text))]
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_kinds_take_turns(proposals):
 
 
 def test_candidates_compile_and_change_their_entities_only(proposals, library):
-    table = {path: parse_entities(Source(path, text)) for path, text in library.items()}
+    table = {path: parse_entities(SourceFile(path, text)) for path, text in library.items()}
     shapes = {path: ast.dump(ast.parse(text)) for path, text in library.items()}
     dumped = Counter()
     for candidate in proposals:
@@ -173,7 +173,7 @@ def small(library):
     """Entities of two modules, with their own and with Windows line ends."""
     texts = [(path, library[path]) for path in ("textwrap.py", "heapq.py")]
     texts += [(path, text.replace("\n", "\r\n")) for path, text in texts]
-    return [entity for path, text in texts for entity in parse_entities(Source(path, text))]
+    return [entity for path, text in texts for entity in parse_entities(SourceFile(path, text))]
 
 
 @settings(max_examples=100, deadline=None)

@@ -3,7 +3,7 @@
 import pytest
 
 from composer_jax.tasks.repository.entities import parse_entities
-from composer_jax.tasks.repository.source import Source
+from composer_jax.tasks.repository.source import SourceFile
 from composer_jax.tasks.repository.stub import stub
 
 R = "raise NotImplementedError"
@@ -30,7 +30,7 @@ R = "raise NotImplementedError"
     ],
 )
 def test_the_body_is_replaced(before, after):
-    (entity,) = parse_entities(Source("a.py", before))
+    (entity,) = parse_entities(SourceFile("a.py", before))
     stubbed = stub(entity)
     assert stubbed.files == {"a.py": after}
     assert (stubbed.kind, stubbed.entities) == ("stub", ("a.py::f",))
@@ -40,9 +40,9 @@ def test_the_body_is_replaced(before, after):
     "body", ["pass", "...", "'words'", "raise NotImplementedError('later')", "raise NotImplementedError"]
 )
 def test_a_function_that_does_nothing_is_no_candidate(body):
-    (entity,) = parse_entities(Source("a.py", f"def f():\n    {body}\n"))
+    (entity,) = parse_entities(SourceFile("a.py", f"def f():\n    {body}\n"))
     assert stub(entity) is None
 
 
 def test_a_class_is_no_candidate():
-    assert stub(parse_entities(Source("a.py", "class C:\n    x = 1\n"))[0]) is None
+    assert stub(parse_entities(SourceFile("a.py", "class C:\n    x = 1\n"))[0]) is None
