@@ -8,13 +8,11 @@ as many as the base allows, on as many devices as there are; `--config=base:8192
 ours (not published).
 """
 
-from typing import Any
-
 from ml_collections import ConfigDict
 
 from composer_jax.agent.prompts.system import SYSTEM
 from composer_jax.errors import UserError
-from composer_jax.schema.run_config import default_config
+from composer_jax.stages import sections as cfg
 
 CONTEXT = 32_768
 SHORTEST = 1024
@@ -25,18 +23,18 @@ def get_config(context: str = str(CONTEXT)) -> ConfigDict:
     if not context.isdigit() or int(context) < SHORTEST:
         raise UserError(f"configs/base.py takes a context of at least {SHORTEST} tokens, not {context!r}.")
     tokens = int(context)
-    config: Any = default_config()  # Any: a ConfigDict types its sections as plain values
-    config.stages = ("sft", "rl")
-    config.model.update({"param_dtype": "float32", "head_chunk": 2048})
-    for stage in (config.pretrain, config.sft):
-        # Most families of published models store no selection bias of the router.
-        stage.update({"batch_size": 8, "seq_len": tokens, "router_bias_update_rate": 0.0})
-    for stage in (config.pretrain, config.sft, config.rl):
-        stage.optimizer.update({"peak": 1e-5, "warmup": 10, "final": 0.1})
-    config.agent.system_prompt = SYSTEM
-    config.agent.limits.update({"max_turn_tokens": min(2048, tokens // 8), "max_episode_tokens": 2 * tokens})
-    config.agent.compactions.summary.update({"trigger": 3 * tokens // 4, "max_summary_tokens": min(1024, tokens // 8)})
-    config.rl.batches = ((tokens, 8),)
-    config.rl.trigger = (5 * tokens // 8, 3 * tokens // 4)
-    config.sampler.update({"slots": 16, "max_model_len": tokens, "prefill_shapes": ((4, 128), (1, 1024))})
-    return config
+    optimizer = cfg.OptimizerConfig(peak=1e-5, warmup=10, final=0.1)
+    summary = cfg.Compaction(3 * tokens // 4, max_summary_tokens=min(1024, tokens // 8))
+    limits = cfg.EpisodeLimits(max_turn_tokens=min(2048, tokens // 8), max_episode_tokens=2 * tokens)
+    return cfg.config_dict(
+        cfg.RunConfig(
+            model=cfg.ModelOfBase(head_chunk=2048),
+            stages=("sft", "rl"),
+            # Most families of published models store no selection bias of the router.
+            pretrain=cfg.PretrainConfig(seq_len=tokens, bias_rate=0.0, optimizer=optimizer),
+            sft=cfg.SFTConfig(seq_len=tokens, bias_rate=0.0, optimizer=optimizer),
+            agent=cfg.AgentConfig(limits, {"none": cfg.Compaction(), "summary": summary}, system_prompt=SYSTEM),
+            sampler=cfg.SamplerConfig(capacity=tokens, prefill_shapes=((4, 128), (1, 1024))),
+            rl=cfg.RLConfig(trigger=(5 * tokens // 8, 3 * tokens // 4), batches=((tokens, 8),), optimizer=optimizer),
+        )
+    )

@@ -7,13 +7,11 @@ The architecture is the published one (models/presets.py). Layout, batch and opt
 """
 
 import dataclasses
-from typing import Any
 
 from ml_collections import ConfigDict
 
 from composer_jax.errors import UserError
-from composer_jax.models.presets import PRESETS
-from composer_jax.schema.run_config import default_config
+from composer_jax.stages import sections as cfg
 
 # Rows of a batch and slots of the sampler on the slices above: four or eight of each per device.
 SLICES = {"v5e": {"expert": 8, "rows": 256, "slots": 256}, "v6e": {"expert": 4, "rows": 128, "slots": 128}}
@@ -29,21 +27,28 @@ def get_config(chip: str = "v6e") -> ConfigDict:
         raise UserError(f"configs/moonlight.py has no chip {chip!r}; use {', '.join(SLICES)}.")
     sizes = SLICES[chip]
     model = dataclasses.replace(
-        PRESETS["moonlight_16b_a3b"],
+        cfg.PRESETS["moonlight_16b_a3b"],
         param_dtype="bfloat16",
         capacity_factor=1.25,
         head_chunk=2048,
         expert_chunk=4096,
     )
-    config: Any = default_config(model)  # Any: a ConfigDict types its sections as plain values
-    config.mesh.update({"replica": 1, "data": -1, "expert": sizes["expert"]})
-    for stage in (config.pretrain, config.sft):
-        stage.update({"batch_size": sizes["rows"], "seq_len": TOKENS})
-    for stage in (config.pretrain, config.sft, config.rl):
-        stage.optimizer.update({"peak": 1e-5, "warmup": 100, "final": 0.1})
-    config.rl.batches = ((TOKENS, sizes["rows"]), (CAPACITY, sizes["rows"] * TOKENS // CAPACITY))
-    config.sampler.mesh = dict(config.mesh) | {"replica": -1, "data": 1}
-    config.sampler.update({"slots": sizes["slots"], "max_model_len": CAPACITY, "param_dtype": "bfloat16"})
-    # The default of sixteen rows a device would take 15.8 GiB on v5e, which has 15.75.
-    config.sampler.update({"prefill_shapes": ((4, 128), (1, 1024))})
-    return config
+    rows = sizes["rows"]
+    optimizer = cfg.OptimizerConfig(peak=1e-5, warmup=100, final=0.1)
+    return cfg.config_dict(
+        cfg.RunConfig(
+            model=model,
+            mesh=cfg.MeshConfig(replica=1, data=-1, expert=sizes["expert"]),
+            pretrain=cfg.PretrainConfig(batch_size=rows, seq_len=TOKENS, optimizer=optimizer),
+            sft=cfg.SFTConfig(batch_size=rows, seq_len=TOKENS, optimizer=optimizer),
+            sampler=cfg.SamplerConfig(
+                slots=sizes["slots"],
+                capacity=CAPACITY,
+                # The default of sixteen rows a device would take 15.8 GiB on v5e, which has 15.75.
+                prefill_shapes=((4, 128), (1, 1024)),
+                mesh=cfg.MeshConfig(expert=sizes["expert"]),
+                param_dtype="bfloat16",
+            ),
+            rl=cfg.RLConfig(batches=((TOKENS, rows), (CAPACITY, rows * TOKENS // CAPACITY)), optimizer=optimizer),
+        )
+    )

@@ -10,14 +10,12 @@ and optimizer are ours (not published).
 """
 
 import dataclasses
-from typing import Any
 
 from ml_collections import ConfigDict
 
 from composer_jax.agent.prompts.system import SYSTEM
 from composer_jax.errors import UserError
-from composer_jax.models.presets import PRESETS
-from composer_jax.schema.run_config import default_config
+from composer_jax.stages import sections as cfg
 
 KINDS = {"instruct": "qwen3_30b_a3b", "coder": "qwen3_coder_30b_a3b"}
 CONTEXT = 32_768
@@ -31,22 +29,27 @@ def get_config(kind: str = "instruct") -> ConfigDict:
     if kind not in KINDS:
         raise UserError(f"configs/qwen3_30b_a3b.py has no kind {kind!r}; use {', '.join(KINDS)}.")
     model = dataclasses.replace(
-        PRESETS[KINDS[kind]], param_dtype="bfloat16", capacity_factor=1.25, head_chunk=2048, expert_chunk=8192
+        cfg.PRESETS[KINDS[kind]], param_dtype="bfloat16", capacity_factor=1.25, head_chunk=2048, expert_chunk=8192
     )
-    config: Any = default_config(model)  # Any: a ConfigDict types its sections as plain values
-    config.stages = ("sft", "rl")
-    config.mesh.update({"replica": 1, "data": -1, "expert": 8})
-    for stage in (config.pretrain, config.sft):
-        # The family stores no selection bias of the router.
-        stage.update({"batch_size": 128, "seq_len": SHORT, "router_bias_update_rate": 0.0})
-    for stage in (config.pretrain, config.sft, config.rl):
-        stage.optimizer.update({"peak": 1e-5, "warmup": 20, "final": 0.1})
-    config.agent.system_prompt = SYSTEM
-    config.agent.limits.update({"max_turns": 100, "max_episode_tokens": 4 * CONTEXT})
-    config.rl.batches = ((SHORT, 128), (CONTEXT, 64))
-    config.rl.trigger = (20_480, 24_576)
-    # A replica is eight devices with sixteen experts each: no weight is gathered during decoding.
-    config.sampler.mesh = dict(config.mesh) | {"replica": -1, "data": 1, "expert": 8}
-    config.sampler.update({"slots": 256, "max_model_len": CONTEXT, "param_dtype": "bfloat16"})
-    config.sampler.update({"prefill_shapes": ((4, 128), (1, 2048))})
-    return config
+    optimizer = cfg.OptimizerConfig(peak=1e-5, warmup=20, final=0.1)
+    limits = cfg.EpisodeLimits(max_turns=100, max_episode_tokens=4 * CONTEXT)
+    return cfg.config_dict(
+        cfg.RunConfig(
+            model=model,
+            stages=("sft", "rl"),
+            mesh=cfg.MeshConfig(replica=1, data=-1, expert=8),
+            # The family stores no selection bias of the router.
+            pretrain=cfg.PretrainConfig(batch_size=128, seq_len=SHORT, bias_rate=0.0, optimizer=optimizer),
+            sft=cfg.SFTConfig(batch_size=128, seq_len=SHORT, bias_rate=0.0, optimizer=optimizer),
+            agent=cfg.AgentConfig(limits, system_prompt=SYSTEM),
+            sampler=cfg.SamplerConfig(
+                slots=256,
+                capacity=CONTEXT,
+                prefill_shapes=((4, 128), (1, 2048)),
+                # A replica is eight devices with sixteen experts each: no weight is gathered during decoding.
+                mesh=cfg.MeshConfig(expert=8),
+                param_dtype="bfloat16",
+            ),
+            rl=cfg.RLConfig(trigger=(20_480, 24_576), batches=((SHORT, 128), (CONTEXT, 64)), optimizer=optimizer),
+        )
+    )

@@ -36,6 +36,31 @@ NETWORK_FIELDS = tuple(
 )
 
 
+@dataclasses.dataclass(frozen=True)
+class ModelOfBase(ModelConfig):
+    """The model section of a config that leaves the network to config.base and says how it is computed.
+
+    A field of the network counts as stated if it differs from its default; the values are checked when run_config has
+    read the base.
+    """
+
+    vocab_size: int = 0
+    d_model: int = 0
+    n_layers: int = 0
+    n_heads: int = 0
+    qk_rope_dim: int = 0
+    v_head_dim: int = 0
+    max_context: int = 0
+
+    def __post_init__(self) -> None:
+        pass  # the sizes are unknown
+
+    def leaves_to_base(self, name: str) -> bool:
+        """Returns whether the base says what a field is."""
+        field = type(self).__dataclass_fields__[name]
+        return name in NETWORK_FIELDS and getattr(self, name) == field.default
+
+
 @functools.lru_cache(maxsize=8)
 def read_base_model(base: str) -> ModelConfig:
     """Returns the ModelConfig of the weights at the address `base`. Raises UserError if there are none."""

@@ -16,11 +16,8 @@ from composer_jax.rl.rewards import RewardConfig
 from composer_jax.train.losses import PolicyLossConfig
 from composer_jax.train.optimizer import OptimizerConfig
 
-
-def _no_groups() -> dict[str, int]:
-    """The families of tasks from disk, none of which is used unless the config says so."""
-    return {"repository": 0, "harbor": 0, "swe_bench": 0, "swe_smith": 0}
-
+DISK_FAMILIES = {"repository": 0, "harbor": 0, "swe_bench": 0, "swe_smith": 0}
+"""Groups of the families of tasks from disk, none of which is used unless the config says so."""
 
 NORMALISERS = ("constant", "tokens")
 
@@ -74,7 +71,7 @@ class RLConfig:
 
     steps: int = 100
     """RL steps: rollouts of `groups`, each followed by one update of the weights."""
-    groups: Mapping[str, int] = field(default_factory=_no_groups)
+    groups: Mapping[str, int] = field(default_factory=DISK_FAMILIES.copy)
     """Task family -> groups of it in every step. Families are those of tasks.families and those in tasks.train."""
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
     """Draws the families of groups by what their last results show, with `groups` as weights, and harder families as

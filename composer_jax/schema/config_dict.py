@@ -23,10 +23,8 @@ def to_config_dict(section: Any) -> ConfigDict:
     """Returns a ConfigDict with a field for every field of a dataclass instance, nested ones included.
 
     A field whose value is None and whose type is `int | None` (or another plain type) becomes a placeholder of that
-    type, so that the command line can set it.
+    type, and the whole number of a fraction a float, so that the command line can set them.
     """
-    if not dataclasses.is_dataclass(section):
-        return ConfigDict({name: plain_value(value, Any) for name, value in section.items()})
     hints = typing.get_type_hints(type(section))
     return ConfigDict(
         {
@@ -38,8 +36,13 @@ def to_config_dict(section: Any) -> ConfigDict:
 
 def plain_value(value: Any, hint: Any) -> Any:
     """Returns the value of a field as a ConfigDict holds it; None of a plain type is a placeholder of that type."""
-    if dataclasses.is_dataclass(value) or isinstance(value, Mapping):
+    if dataclasses.is_dataclass(value):
         return to_config_dict(value)
+    if isinstance(value, Mapping):
+        kind = typing.get_args(hint)[1] if typing.get_args(hint) else Any
+        return ConfigDict({name: plain_value(item, kind) for name, item in value.items()})
+    if type(value) is int and float in (hint, *typing.get_args(hint)):
+        return float(value)
     if value is None:
         options = (hint, *(type(o) if isinstance(o, str) else o for o in typing.get_args(hint)))  # Literals are strings
         kinds = [kind for kind in options if kind in (bool, int, float, str)]

@@ -1,21 +1,19 @@
 """RunConfig: the one schema of every file in configs/. It nests the library's own dataclasses.
 
 A field is declared, documented and checked in the dataclass that uses it. Its default is there as well, so a config
-file states only what it changes:
+file states only what it changes, in constructors whose arguments a type checker knows:
 
     def get_config():
-        config = default_config(PRESETS["moonlight_16b_a3b"])
-        config.pretrain.steps = 1000
-        return config
+        return config_dict(RunConfig(PRESETS["moonlight_16b_a3b"], rl=RLConfig(steps=1000)))
 
-A run that starts from published weights names them as config.base and may leave the network to them:
-`default_config()` has a model section without sizes, which the base fills in.
+A run that starts from published weights names them as config.base and may leave the network to them: its model section
+is ModelOfBase(), which the base fills in.
 """
 
 import re
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -27,14 +25,14 @@ from composer_jax.data.config import DataConfig
 from composer_jax.errors import UserError
 from composer_jax.evals.config import EvaluateConfig
 from composer_jax.models.config import ModelConfig
-from composer_jax.models.presets import PRESETS
 from composer_jax.parallel.mesh import MeshConfig
 from composer_jax.rl.config import RLConfig
 from composer_jax.rl.weight_check import gap_bound
 from composer_jax.sampler.config import SamplerConfig
-from composer_jax.schema.config_dict import from_mapping, plain_value, to_config_dict
-from composer_jax.schema.renamed import outdated_fields
-from composer_jax.schema.training_config import PhaseConfig, PretrainConfig, SFTConfig, TrainingConfig
+from composer_jax.stages.base import ModelOfBase, with_base_model
+from composer_jax.stages.renamed import outdated_fields
+from composer_jax.stages.schema import from_mapping, plain_value, to_config_dict
+from composer_jax.stages.training_config import PhaseConfig, PretrainConfig, SFTConfig, TrainingConfig
 from composer_jax.tasks.config import TasksConfig
 from composer_jax.train.qk_clip import check_qk_clip
 
@@ -83,13 +81,8 @@ class RunConfig:
         self.agent.compaction(self.rl.compaction, "rl.compaction")
         for family, name in self.rl.family_compactions.items():
             self.agent.compaction(name, f"rl.family_compactions.{family}")
-        self.rl.route_shape(self.model)
-        if self.rl.weight_gap_bound is not None:
-            gap_bound(self.rl, self.model, self.sampler)
-        if any(
-            stage.optimizer.qk_clip is not None for stage in (self.pretrain, *self.phases.values(), self.sft, self.rl)
-        ):
-            check_qk_clip(self.model)
+        if not isinstance(self.model, ModelOfBase):
+            self._check_model()
         longest = self.rl.batches[-1][0]
         if self.sampler.max_model_len > longest:
             raise UserError(
@@ -140,6 +133,15 @@ class RunConfig:
         """Returns the layout of the devices in a training stage."""
         return self.mesh if stage == "rl" else self.training(stage).mesh or self.mesh
 
+    def _check_model(self) -> None:
+        self.rl.route_shape(self.model)
+        if self.rl.weight_gap_bound is not None:
+            gap_bound(self.rl, self.model, self.sampler)
+        if any(
+            stage.optimizer.qk_clip is not None for stage in (self.pretrain, *self.phases.values(), self.sft, self.rl)
+        ):
+            check_qk_clip(self.model)
+
     def _check_stages(self) -> None:
         for name in self.phases:
             if not re.fullmatch("[a-z][a-z0-9_]*", name) or name in STAGES or name.startswith("evaluate"):
@@ -169,28 +171,16 @@ class RunConfig:
                 )
 
 
-def default_config(model: ModelConfig | Mapping[str, Any] | None = None) -> ConfigDict:
-    """Returns a ConfigDict with every field of RunConfig at its default, for a config file to change.
+def config_dict(run: RunConfig) -> ConfigDict:
+    """Returns what get_config() of a config file returns: every field of the run, for the command line to change.
 
-    Args:
-      model: the network; a preset of models/presets.py or the fields of one. None leaves it to config.base.
+    A field that ModelOfBase leaves to config.base has no value.
     """
-    if model is not None:
-        network = model if isinstance(model, ModelConfig) else ModelConfig(**model)
-        config: Any = to_config_dict(RunConfig(network))  # Any: a ConfigDict types its sections as plain values
-        for section in (config.pretrain, config.sft):
-            section.seq_len = min(section.seq_len, network.max_context)
-        return config
-    any_network = next(iter(PRESETS.values()))
-    config = to_config_dict(RunConfig(any_network))
-    defaults = {field.name: field.default for field in fields(ModelConfig)}
-    hints = typing.get_type_hints(ModelConfig)
-    config.model = ConfigDict(
-        {
-            name: plain_value(None if name in NETWORK_FIELDS else default, hints[name])
-            for name, default in defaults.items()
-        }
-    )
+    config: Any = to_config_dict(run)  # Any: a ConfigDict types its sections as plain values
+    if isinstance(run.model, ModelOfBase):
+        for name, hint in typing.get_type_hints(ModelConfig).items():
+            if run.model.leaves_to_base(name):
+                config.model[name] = plain_value(None, hint)
     return config
 
 

@@ -17,7 +17,7 @@ from composer_jax.rl.weight_check import WeightCheck, check_row, expected_gap, g
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.engine import Sampler
 from composer_jax.sampler.runner import RowScores
-from composer_jax.schema.run_config import default_config, run_config
+from composer_jax.stages.config import RunConfig, config_dict, run_config
 from tests.compilations import compiles_nothing
 from tests.models.small import LLAMA, random_weights, small
 
@@ -145,7 +145,7 @@ def test_a_bound_below_what_the_dtypes_allow_is_refused_with_the_expected_gap():
     assert gap_bound(bound(None), EXPERTS, SamplerConfig()) == 0.05
     assert expected_gap(RLConfig(router_replay="off"), model, int8) == pytest.approx(2 * expected, rel=1e-4)
     assert expected_gap(RLConfig(), dataclasses.replace(model, cache_dtype="int8"), int8) > 1.5 * expected
-    config = default_config(dataclasses.asdict(model))
+    config = config_dict(RunConfig(model))
     config.rl.weight_gap_bound = 0.001
     with pytest.raises(UserError, match="bound=0.001 nats is below the gap that the dtypes explain, 0.022"):
         run_config(config)

@@ -2,14 +2,15 @@
 
 import copy
 import dataclasses
+import typing
 
 import pytest
 
-from composer_jax.agent.summary import Compaction
 from composer_jax.errors import UserError
-from composer_jax.schema.renamed import REMOVED, RENAMED, outdated_fields
-from composer_jax.schema.run_config import default_config, run_config
-from configs import memory_chain
+from composer_jax.evals.config import SuiteConfig
+from composer_jax.stages import sections
+from composer_jax.stages.config import RunConfig, config_dict, run_config
+from composer_jax.stages.renamed import REMOVED, outdated_fields
 from configs.tiny import SIZES, get_config
 
 CONFIG = get_config("smoke").to_dict()
@@ -202,14 +203,39 @@ def test_a_field_of_any_compaction_that_is_gone_is_refused():
         run_config(config)
 
 
-def test_a_default_config_has_a_field_for_every_flag():
-    config = default_config(CONFIG["model"])
-    assert config.rl.trigger is None and config.mesh.replica == -1
-    config.model.q_lora_rank = 12
-    assert run_config(config).model.q_lora_rank == 12
+def test_a_config_dict_has_a_field_for_every_flag():
+    """Also inside a mapping, for None, and for a fraction that the file writes as a whole number."""
+    run = run_config(CONFIG)
+    suites = {"own": SuiteConfig("bugfix", tasks=3)}
+    evaluate = dataclasses.replace(run.evaluate, suites=suites, headline=(), every={}, temperature=1)
+    reward = dataclasses.replace(run.rl.reward, penalties={"malformed_calls": 0})
+    run = dataclasses.replace(run, evaluate=evaluate, rl=dataclasses.replace(run.rl, reward=reward))
+    config = config_dict(run)
+    assert run_config(config) == run and config.rl.trigger is None
+    config.update_from_flattened_dict(
+        {
+            "model.q_lora_rank": 12,
+            "evaluate.suites.own.attempts": 7,
+            "evaluate.temperature": 0.5,
+            "rl.reward.penalties.malformed_calls": 0.1,
+            "sft.optimizer.qk_clip": 100.0,
+        }
+    )
+    changed = run_config(config)
+    assert changed.model.q_lora_rank == 12 and changed.evaluate.suites["own"].attempts == 7
+    assert (changed.evaluate.temperature, changed.rl.reward.penalties) == (0.5, {"malformed_calls": 0.1})
+    assert changed.sft.optimizer.qk_clip == 100
 
 
-@pytest.mark.parametrize("config", [get_config(), memory_chain.get_config()], ids=["tiny", "memory_chain"])
-def test_flags_can_set_every_field_of_the_named_compactions(config):
-    for name, fields in config.agent.compactions.items():
-        assert set(fields) == {field.name for field in dataclasses.fields(Compaction)}, name
+def test_sections_has_the_dataclass_of_every_section():
+    """A config file needs no other import to state any field."""
+
+    def declared(cls: type) -> set[type]:
+        hints = list(typing.get_type_hints(cls).values())
+        for hint in hints:
+            hints += typing.get_args(hint)
+        inner = {hint for hint in hints if isinstance(hint, type) and dataclasses.is_dataclass(hint)}
+        return inner.union(*map(declared, inner))
+
+    missing = [cls.__name__ for cls in declared(RunConfig) if getattr(sections, cls.__name__, None) is not cls]
+    assert not missing

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from composer_jax.schema.run_config import default_config
+from composer_jax.models.config import ModelConfig
+from composer_jax.stages.config import RunConfig, config_dict
 
 OWN = "own_extensions:"
-MODEL = dict(
+MODEL = ModelConfig(
     vocab_size=512,
     d_model=32,
     n_layers=2,
@@ -34,7 +35,7 @@ MODEL = dict(
 
 
 def get_config() -> ConfigDict:
-    config = default_config(MODEL)
+    config = config_dict(RunConfig(MODEL))
     config.mesh.cpu_devices = 1
     config.data.update({"max_bytes": 100_000, "max_heldout_bytes": 4_000, "tokenizer_bytes": 100_000})
     config.data.chat_format = f"{OWN}RecordedFormat"

@@ -1,5 +1,6 @@
 """Runs that start from a base: what the config takes from it, and what it may not contradict."""
 
+import dataclasses
 import json
 
 import chex
@@ -9,7 +10,9 @@ import pytest
 from composer_jax.checkpoint.base_model import NETWORK_FIELDS
 from composer_jax.data.chat.chat_format import Message
 from composer_jax.errors import UserError
-from composer_jax.schema.run_config import default_config, run_config
+from composer_jax.rl.config import RLConfig
+from composer_jax.stages.base import NETWORK_FIELDS, ModelOfBase
+from composer_jax.stages.config import RunConfig, config_dict, run_config
 from composer_jax.stages.run import Run
 from configs import base
 from tests.data.formats import Declaration
@@ -41,7 +44,19 @@ def test_the_base_says_what_the_network_is(folder):
 
 def test_without_a_base_a_config_needs_sizes():
     with pytest.raises(UserError, match="config.base is empty and config.model has no sizes; name a base"):
-        run_config(default_config())
+        run_config(config_dict(RunConfig(ModelOfBase())))
+
+
+def test_a_file_may_state_a_part_of_the_network(folder):
+    """The rest is the base's, and what is stated is checked against it; until then the network is unknown."""
+    rl = RLConfig(router_replay="on", batches=((2048, 1),))
+    model = ModelOfBase(n_mtp_modules=1, max_context=2048, compute_dtype="float32")
+    config = config_dict(RunConfig(model, f"hf:{folder}", rl=rl))
+    assert (config.model.n_mtp_modules, config.model.max_context, config.model.d_model) == (1, 2048, None)
+    assert run_config(config).model == dataclasses.replace(NETWORK, n_mtp_modules=1, max_context=2048)
+    config.model.update({"d_model": NETWORK.d_model, "remat_saves": ("anything",)})
+    with pytest.raises(UserError, match="remat_saves"):
+        run_config(config)
 
 
 def test_a_run_keeps_what_its_base_says(folder, tmp_path):
