@@ -1,17 +1,27 @@
 """The scripts of examples/ run and print what their docstrings say."""
 
 import asyncio
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from composer_jax.agent.prompts.system import SYSTEM
+from composer_jax.checkpoint.huggingface import save_hf
+from composer_jax.data.tool_prompt import SHORT_TOOL_PROMPT
+from composer_jax.models.model_def import ModelDef
+from composer_jax.models.presets import PRESETS
+from composer_jax.observe.episodes import read_episodes as read_recorded
 from composer_jax.observe.episodes import write_episodes
-from composer_jax.schema.run_config import run_config
+from composer_jax.observe.metrics import read_metrics
+from composer_jax.stages.config import run_config
 from composer_jax.tasks.harbor import read_task
 from examples import add_tool, own_repository, read_episodes, sample_weights, task_family
-from tests.stages.command_line import pipeline_environment
+from launch import flags
+from tests.data.model_folders import CHATML, CHATML_TOKENS, tokenizer_json, write_folder
+from tests.stages.command_line import finish, pipeline_environment, start
 
 ROOT = Path(__file__).parents[2]
 
@@ -77,12 +87,17 @@ def test_task_family():
     assert config.rl.groups == {"offset": 2} and config.evaluate.suites["offset"].family == "offset"
 
 
-def test_own_repository_makes_tasks(tmp_path, packages):
-    repository = own_repository.make_repository(tmp_path / "repository")
-    out = own_repository.make_tasks(repository, tmp_path / "tasks", packages)
-    tasks = [read_task(folder) for folder in (out / "tasks").iterdir()]
+@pytest.fixture(scope="module")
+def made_tasks(tmp_path_factory, packages):
+    """The folder of two tasks of a small repository."""
+    folder = tmp_path_factory.mktemp("own")
+    return own_repository.make_tasks(own_repository.make_repository(folder / "shop"), folder / "tasks", packages)
+
+
+def test_own_repository_makes_tasks(made_tasks):
+    tasks = [read_task(folder) for folder in (made_tasks / "tasks").iterdir()]
     assert len(tasks) == own_repository.STEPS and {task.family for task in tasks} == {"repository"}
-    assert run_config(own_repository.get_config(out)).rl.groups == {"repository": 1}
+    assert run_config(own_repository.get_config(made_tasks)).rl.groups == {"repository": 1}
 
 
 @pytest.mark.slow
@@ -92,3 +107,42 @@ def test_own_repository_trains(tmp_path, packages):
     assert run.returncode == 0, run.stderr
     lines = run.stdout.splitlines()
     assert lines[0].startswith("2 tasks from ") and lines[-1].startswith("step 2: reward ")
+
+
+@pytest.fixture(scope="module")
+def small_smollm2(tmp_path_factory):
+    """The folder of a model of SmolLM2's family, with a chat template that knows no tools, as its own."""
+    sizes = dict(vocab_size=512, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, dense_ff_dim=32)
+    network = ModelDef(dataclasses.replace(PRESETS["smollm2_135m"], **sizes, qk_rope_dim=8, v_head_dim=8))
+    folder = tmp_path_factory.mktemp("published")
+    save_hf(str(folder), network, *network.init(0))
+    tokenizer = tokenizer_json(CHATML_TOKENS, [SYSTEM, SHORT_TOOL_PROMPT], vocab_size=480)
+    return write_folder(folder, tokenizer, CHATML), network.config
+
+
+def rl_smollm2_flags(base: Path, tasks: Path) -> tuple[str, ...]:
+    return "--config=examples/rl_smollm2.py", f"--config.base=hf:{base}", f"--config.tasks.train={tasks}"
+
+
+def test_rl_smollm2_takes_network_and_tasks_from_the_command_line(small_smollm2, made_tasks, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    base, network = small_smollm2
+    config, _ = flags.parse(["launch.rl", f"--workdir={tmp_path}", *rl_smollm2_flags(base, made_tasks)])
+    run = run_config(config)
+    assert run.model == dataclasses.replace(network, compute_dtype="float32", head_chunk=512)
+    assert run.stages == ("rl",) and run.tasks.train == str(made_tasks) and run.rl.groups["repository"] == 2
+
+
+@pytest.mark.slow
+def test_rl_smollm2_trains_on_the_tasks_of_the_folder(small_smollm2, made_tasks, tmp_path):
+    run, cache = tmp_path / "run", tmp_path / "cache"
+    small = ("--config.rl.steps=1", "--config.rl.group_size=2", "--config.agent.limits.max_turn_tokens=16")
+    arguments = (*rl_smollm2_flags(small_smollm2[0], made_tasks), *small)
+    process = finish(start(run, *arguments, cache=cache, entry="launch.rl"))
+    assert process.returncode == 0, process.stderr
+    (row,) = read_metrics(run / "metrics" / "rl.jsonl")
+    assert row["reward_repository"] == 0 and row["tokens"] > 0
+    recorded = next(iter(read_recorded(run / "episodes" / "rl.jsonl")))
+    assert recorded.task_id in {folder.name for folder in (made_tasks / "tasks").iterdir()}
+    prompt = "".join(message.text for message in recorded.segments[0])
+    assert SYSTEM in prompt and "read_file(path: string" in prompt
