@@ -22,8 +22,8 @@ T = TypeVar("T", bound="DataclassInstance")
 def to_config_dict(section: Any) -> ConfigDict:
     """Returns a ConfigDict with a field for every field of a dataclass instance, nested ones included.
 
-    A field whose value is None and whose type is `int | None` (or another plain type) becomes a placeholder of that
-    type, and the whole number of a fraction a float, so that the command line can set them.
+    A field whose value is None and whose type is `int | None` (or another plain type, or a tuple) becomes a placeholder
+    of that type, and the whole number of a fraction a float, so that the command line can set them.
     """
     hints = typing.get_type_hints(type(section))
     return ConfigDict(
@@ -45,7 +45,8 @@ def plain_value(value: Any, hint: Any) -> Any:
         return float(value)
     if value is None:
         options = (hint, *(type(o) if isinstance(o, str) else o for o in typing.get_args(hint)))  # Literals are strings
-        kinds = [kind for kind in options if kind in (bool, int, float, str)]
+        options = (typing.get_origin(option) or option for option in options)
+        kinds = [kind for kind in options if kind in (bool, int, float, str, tuple)]
         return placeholder(kinds[0]) if kinds else None
     return value
 

@@ -180,6 +180,11 @@ def test_unexpected_errors_keep_their_traceback(config_file):
         flags.run(raising(its_own_cause), argv)
 
 
+def test_a_field_without_a_value_can_be_set():
+    run = run_config(parse("tiny", "--config.rl.trigger=(60, 70)", "--config.model.q_lora_rank=12")[0])
+    assert (run.rl.trigger, run.model.q_lora_rank) == ((60, 70), 12)
+
+
 def test_help_lists_our_flags_and_the_fields(capsys, config_file):
     code, out, _ = exit_of(capsys, None, ["prog", "--help"])
     assert code == 0 and "--workdir" in out and "--config" in out and len(out.splitlines()) < 40
