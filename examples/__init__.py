@@ -1,1 +1,1 @@
-"""Short scripts, one extension or task each; run one with `python -m examples.NAME`. Tests run all of them."""
+"""Short scripts and configs, one extension or task each: `python -m examples.NAME` runs a script. Tests run all."""
