@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from composer_jax.agent.prompts.system import SYSTEM
 from composer_jax.errors import UserError
-from composer_jax.stages import sections as cfg
+from composer_jax.schema import sections as cfg
 
 CONTEXT = 32_768
 SHORTEST = 1024
@@ -31,10 +31,10 @@ def get_config(context: str = str(CONTEXT)) -> ConfigDict:
             model=cfg.ModelOfBase(head_chunk=2048),
             stages=("sft", "rl"),
             # Most families of published models store no selection bias of the router.
-            pretrain=cfg.PretrainConfig(seq_len=tokens, bias_rate=0.0, optimizer=optimizer),
-            sft=cfg.SFTConfig(seq_len=tokens, bias_rate=0.0, optimizer=optimizer),
+            pretrain=cfg.PretrainConfig(seq_len=tokens, router_bias_update_rate=0.0, optimizer=optimizer),
+            sft=cfg.SFTConfig(seq_len=tokens, router_bias_update_rate=0.0, optimizer=optimizer),
             agent=cfg.AgentConfig(limits, {"none": cfg.Compaction(), "summary": summary}, system_prompt=SYSTEM),
-            sampler=cfg.SamplerConfig(capacity=tokens, prefill_shapes=((4, 128), (1, 1024))),
+            sampler=cfg.SamplerConfig(max_model_len=tokens, prefill_shapes=((4, 128), (1, 1024))),
             rl=cfg.RLConfig(trigger=(5 * tokens // 8, 3 * tokens // 4), batches=((tokens, 8),), optimizer=optimizer),
         )
     )

@@ -14,7 +14,7 @@ from functools import partial
 from ml_collections import ConfigDict
 
 from composer_jax.errors import UserError
-from composer_jax.stages import sections as cfg
+from composer_jax.schema import sections as cfg
 
 # Tokens of a row, and the devices that share one: every device has 16 thousand tokens of each step.
 LENGTHS = {"4k": (4096, 1), "8k": (8192, 1), "32k": (32_768, 2), "256k": (262_144, 16)}
@@ -50,7 +50,7 @@ def run(length: str) -> cfg.RunConfig:
         sft=cfg.SFTConfig(batch_size=batch_size, seq_len=tokens, optimizer=OPTIMIZER),
         sampler=cfg.SamplerConfig(
             slots=1024 if short else 384,
-            capacity=tokens,
+            max_model_len=tokens,
             # A prefill call copies the whole contexts of its rows: 5 GiB a row of 32k.
             prefill_shapes=((4, 128), (1, 1024)) if short else ((1, 512),),
             # A replica is 128 chips with three experts each: no weight is gathered during decoding.
@@ -80,7 +80,9 @@ def phases() -> cfg.RunConfig:
         stages=("pretrain", "mtp", "long_context", "sft", "rl"),
         pretrain=pretrain,
         phases={
-            "mtp": phase(batch_size=rows, seq_len=tokens, mesh=short.mesh, model=model, loss=module, bias_rate=0.0),
+            "mtp": phase(
+                batch_size=rows, seq_len=tokens, mesh=short.mesh, model=model, loss=module, router_bias_update_rate=0.0
+            ),
             "long_context": phase(batch_size=long.pretrain.batch_size, seq_len=long.pretrain.seq_len, loss=with_module),
         },
         sft=dataclasses.replace(short.sft, mesh=short.mesh, model=model, loss=with_module),

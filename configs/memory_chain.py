@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from composer_jax.demo.prompts import REQUESTS
 from composer_jax.errors import UserError
-from composer_jax.stages import sections as cfg
+from composer_jax.schema import sections as cfg
 
 SIZES = ("full", "smoke")
 
@@ -44,7 +44,7 @@ def get_config(size: str = "full") -> ConfigDict:
             pretrain=cfg.PretrainConfig(seq_len=MODEL.max_context),
             sft=fine_tuning(full),
             agent=agent(),
-            sampler=cfg.SamplerConfig(slots=96, capacity=112, page_size=16, prefill_shapes=((48, 20), (16, 64))),
+            sampler=cfg.SamplerConfig(slots=96, max_model_len=112, page_size=16, prefill_shapes=((48, 20), (16, 64))),
             rl=reinforcement_learning(full),
             evaluate=cfg.EvaluateConfig(
                 suites={"chain": chain},

@@ -11,7 +11,7 @@ import dataclasses
 from ml_collections import ConfigDict
 
 from composer_jax.errors import UserError
-from composer_jax.stages import sections as cfg
+from composer_jax.schema import sections as cfg
 
 # Rows of a batch and slots of the sampler on the slices above: four or eight of each per device.
 SLICES = {"v5e": {"expert": 8, "rows": 256, "slots": 256}, "v6e": {"expert": 4, "rows": 128, "slots": 128}}
@@ -43,7 +43,7 @@ def get_config(chip: str = "v6e") -> ConfigDict:
             sft=cfg.SFTConfig(batch_size=rows, seq_len=TOKENS, optimizer=optimizer),
             sampler=cfg.SamplerConfig(
                 slots=sizes["slots"],
-                capacity=CAPACITY,
+                max_model_len=CAPACITY,
                 # The default of sixteen rows a device would take 15.8 GiB on v5e, which has 15.75.
                 prefill_shapes=((4, 128), (1, 1024)),
                 mesh=cfg.MeshConfig(expert=sizes["expert"]),

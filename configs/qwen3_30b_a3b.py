@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 
 from composer_jax.agent.prompts.system import SYSTEM
 from composer_jax.errors import UserError
-from composer_jax.stages import sections as cfg
+from composer_jax.schema import sections as cfg
 
 KINDS = {"instruct": "qwen3_30b_a3b", "coder": "qwen3_coder_30b_a3b"}
 CONTEXT = 32_768
@@ -39,12 +39,14 @@ def get_config(kind: str = "instruct") -> ConfigDict:
             stages=("sft", "rl"),
             mesh=cfg.MeshConfig(replica=1, data=-1, expert=8),
             # The family stores no selection bias of the router.
-            pretrain=cfg.PretrainConfig(batch_size=128, seq_len=SHORT, bias_rate=0.0, optimizer=optimizer),
-            sft=cfg.SFTConfig(batch_size=128, seq_len=SHORT, bias_rate=0.0, optimizer=optimizer),
+            pretrain=cfg.PretrainConfig(
+                batch_size=128, seq_len=SHORT, router_bias_update_rate=0.0, optimizer=optimizer
+            ),
+            sft=cfg.SFTConfig(batch_size=128, seq_len=SHORT, router_bias_update_rate=0.0, optimizer=optimizer),
             agent=cfg.AgentConfig(limits, system_prompt=SYSTEM),
             sampler=cfg.SamplerConfig(
                 slots=256,
-                capacity=CONTEXT,
+                max_model_len=CONTEXT,
                 prefill_shapes=((4, 128), (1, 2048)),
                 # A replica is eight devices with sixteen experts each: no weight is gathered during decoding.
                 mesh=cfg.MeshConfig(expert=8),

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from composer_jax.agent.prompts.system import SYSTEM
 from composer_jax.data.chat.tool_prompt import SHORT_TOOL_PROMPT
 from composer_jax.errors import UserError
-from composer_jax.stages import sections as cfg
+from composer_jax.schema import sections as cfg
 
 ROW = 1152
 """Tokens of the longest episode, of the sampler's contexts and of RL's training rows."""
@@ -53,7 +53,7 @@ def get_config(size: str = "short") -> ConfigDict:
                 steps=sft_steps,
                 batch_size=batch,
                 seq_len=TWO_TRACES,
-                bias_rate=0.0,
+                router_bias_update_rate=0.0,
                 save_every=10,
                 optimizer=cfg.OptimizerConfig(
                     peak=5e-5 if is_control else 2e-4, warmup=max(1, sft_steps // 10), final=0.1
@@ -64,7 +64,7 @@ def get_config(size: str = "short") -> ConfigDict:
                 compactions={"none": cfg.Compaction(), "summary": cfg.Compaction(ROW - 384, max_summary_tokens=128)},
                 system_prompt=SYSTEM,
             ),
-            sampler=cfg.SamplerConfig(capacity=ROW, prefill_shapes=((8, 64), (1, 512))),
+            sampler=cfg.SamplerConfig(max_model_len=ROW, prefill_shapes=((8, 64), (1, 512))),
             rl=reinforcement_learning(rl_steps),
             evaluate=cfg.EvaluateConfig(
                 suites={"bugs": cfg.SuiteConfig("bugs", tasks=tasks, attempts=attempts)},

@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 from composer_jax.demo.memory_chain import ShortMemoryChain
 from composer_jax.demo.prompts import REQUESTS
 from composer_jax.errors import UserError
-from composer_jax.stages import sections as cfg
+from composer_jax.schema import sections as cfg
 
 SIZES = ("full", "smoke", "sharded", "phases")
 
@@ -134,7 +134,7 @@ def phases(pretrain: cfg.PretrainConfig) -> dict[str, cfg.PhaseConfig]:
         batch_size=pretrain.batch_size,
         seq_len=pretrain.seq_len,
         evaluate_every=pretrain.evaluate_every,
-        bias_rate=0.0,
+        router_bias_update_rate=0.0,
         model=pretrain.model,
         loss=cfg.LanguageLossConfig(mtp_weight=1.0, trained="mtp"),
         optimizer=pretrain.optimizer,
@@ -206,7 +206,7 @@ def reinforcement_learning(full: bool) -> cfg.RLConfig:
         curriculum=cfg.CurriculumConfig(
             window=4 if full else 0,  # 0: every family in every step
             ladders={"one_bug": ("two_bugs", "three_bugs")},
-            climb_at=0.6,
+            promote_above=0.6,
             fall_below=0.1,
             rung_window=4,
         ),

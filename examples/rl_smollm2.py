@@ -9,8 +9,8 @@ runs/smollm2-135m-instruct. Each task is used once, so TASKS has at least rl.ste
 from ml_collections import ConfigDict
 
 from composer_jax.agent.prompts.system import SYSTEM
-from composer_jax.data.tool_prompt import SHORT_TOOL_PROMPT
-from composer_jax.stages import sections as cfg
+from composer_jax.data.chat.tool_prompt import SHORT_TOOL_PROMPT
+from composer_jax.schema import sections as cfg
 
 CONTEXT = 4096
 """Tokens of the longest context of an episode, and of a row of training."""
@@ -23,7 +23,7 @@ def get_config() -> ConfigDict:
             stages=("rl",),
             data=cfg.DataConfig(tool_prompt=SHORT_TOOL_PROMPT),
             agent=cfg.AgentConfig(cfg.EpisodeLimits(max_turns=20, max_turn_tokens=512), system_prompt=SYSTEM),
-            sampler=cfg.SamplerConfig(capacity=CONTEXT, prefill_shapes=((8, 64), (1, 512))),
+            sampler=cfg.SamplerConfig(max_model_len=CONTEXT, prefill_shapes=((8, 64), (1, 512))),
             rl=cfg.RLConfig(
                 steps=10,
                 groups=cfg.DISK_FAMILIES | {"repository": 2},

@@ -53,7 +53,7 @@ class ModelOfBase(ModelConfig):
     max_context: int = 0
 
     def __post_init__(self) -> None:
-        pass  # the sizes are unknown
+        """Checks nothing, because the sizes are unknown."""
 
     def leaves_to_base(self, name: str) -> bool:
         """Returns whether the base says what a field is."""

@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 
 from composer_jax.agent.config import AgentConfig
 from composer_jax.checkpoint.address import STAGES
-from composer_jax.checkpoint.base_model import NETWORK_FIELDS, with_base_model
+from composer_jax.checkpoint.base_model import ModelOfBase, with_base_model
 from composer_jax.data.config import DataConfig
 from composer_jax.errors import UserError
 from composer_jax.evals.config import EvaluateConfig
@@ -29,10 +29,9 @@ from composer_jax.parallel.mesh import MeshConfig
 from composer_jax.rl.config import RLConfig
 from composer_jax.rl.weight_check import gap_bound
 from composer_jax.sampler.config import SamplerConfig
-from composer_jax.stages.base import ModelOfBase, with_base_model
-from composer_jax.stages.renamed import outdated_fields
-from composer_jax.stages.schema import from_mapping, plain_value, to_config_dict
-from composer_jax.stages.training_config import PhaseConfig, PretrainConfig, SFTConfig, TrainingConfig
+from composer_jax.schema.config_dict import from_mapping, plain_value, to_config_dict
+from composer_jax.schema.renamed import outdated_fields
+from composer_jax.schema.training_config import PhaseConfig, PretrainConfig, SFTConfig, TrainingConfig
 from composer_jax.tasks.config import TasksConfig
 from composer_jax.train.qk_clip import check_qk_clip
 

@@ -10,13 +10,13 @@ import pytest
 
 from composer_jax.agent.prompts.system import SYSTEM
 from composer_jax.checkpoint.huggingface import save_hf
-from composer_jax.data.tool_prompt import SHORT_TOOL_PROMPT
+from composer_jax.data.chat.tool_prompt import SHORT_TOOL_PROMPT
 from composer_jax.models.model_def import ModelDef
 from composer_jax.models.presets import PRESETS
 from composer_jax.observe.episodes import read_episodes as read_recorded
 from composer_jax.observe.episodes import write_episodes
 from composer_jax.observe.metrics import read_metrics
-from composer_jax.stages.config import run_config
+from composer_jax.schema.run_config import run_config
 from composer_jax.tasks.harbor import read_task
 from examples import add_tool, own_repository, read_episodes, sample_weights, task_family
 from launch import flags

@@ -17,7 +17,7 @@ from composer_jax.rl.weight_check import WeightCheck, check_row, expected_gap, g
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.engine import Sampler
 from composer_jax.sampler.runner import RowScores
-from composer_jax.stages.config import RunConfig, config_dict, run_config
+from composer_jax.schema.run_config import RunConfig, config_dict, run_config
 from tests.compilations import compiles_nothing
 from tests.models.small import LLAMA, random_weights, small
 

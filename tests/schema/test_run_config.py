@@ -8,9 +8,9 @@ import pytest
 
 from composer_jax.errors import UserError
 from composer_jax.evals.config import SuiteConfig
-from composer_jax.stages import sections
-from composer_jax.stages.config import RunConfig, config_dict, run_config
-from composer_jax.stages.renamed import REMOVED, outdated_fields
+from composer_jax.schema import sections
+from composer_jax.schema.renamed import REMOVED, RENAMED, outdated_fields
+from composer_jax.schema.run_config import RunConfig, config_dict, run_config
 from configs.tiny import SIZES, get_config
 
 CONFIG = get_config("smoke").to_dict()

@@ -8,7 +8,7 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from composer_jax.models.config import ModelConfig
-from composer_jax.stages.config import RunConfig, config_dict
+from composer_jax.schema.run_config import RunConfig, config_dict
 
 OWN = "own_extensions:"
 MODEL = ModelConfig(

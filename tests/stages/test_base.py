@@ -7,12 +7,11 @@ import chex
 import jax
 import pytest
 
-from composer_jax.checkpoint.base_model import NETWORK_FIELDS
+from composer_jax.checkpoint.base_model import NETWORK_FIELDS, ModelOfBase
 from composer_jax.data.chat.chat_format import Message
 from composer_jax.errors import UserError
 from composer_jax.rl.config import RLConfig
-from composer_jax.stages.base import NETWORK_FIELDS, ModelOfBase
-from composer_jax.stages.config import RunConfig, config_dict, run_config
+from composer_jax.schema.run_config import RunConfig, config_dict, run_config
 from composer_jax.stages.run import Run
 from configs import base
 from tests.data.formats import Declaration

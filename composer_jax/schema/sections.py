@@ -1,13 +1,14 @@
 """What a config file is written with, in one place: the dataclass of every section of RunConfig, and config_dict.
 
-    from composer_jax.stages import sections as cfg
+    from composer_jax.schema import sections as cfg
 
-Each is declared in the module that reads it (stages/config.py).
+Each is declared in the module that reads it (schema/run_config.py).
 """
 
 from composer_jax.agent.config import AgentConfig as AgentConfig
 from composer_jax.agent.episode import EpisodeLimits as EpisodeLimits
 from composer_jax.agent.summary import Compaction as Compaction
+from composer_jax.checkpoint.base_model import ModelOfBase as ModelOfBase
 from composer_jax.data.config import DataConfig as DataConfig
 from composer_jax.data.config import TokenizerTextConfig as TokenizerTextConfig
 from composer_jax.data.sources import SourceConfig as SourceConfig
@@ -29,13 +30,12 @@ from composer_jax.rl.feedback import FeedbackConfig as FeedbackConfig
 from composer_jax.rl.reference import ReferenceKLConfig as ReferenceKLConfig
 from composer_jax.rl.rewards import RewardConfig as RewardConfig
 from composer_jax.sampler.config import SamplerConfig as SamplerConfig
-from composer_jax.stages.base import ModelOfBase as ModelOfBase
-from composer_jax.stages.config import RunConfig as RunConfig
-from composer_jax.stages.config import config_dict as config_dict
-from composer_jax.stages.trace_sources import TraceSourceConfig as TraceSourceConfig
-from composer_jax.stages.training_config import PhaseConfig as PhaseConfig
-from composer_jax.stages.training_config import PretrainConfig as PretrainConfig
-from composer_jax.stages.training_config import SFTConfig as SFTConfig
+from composer_jax.schema.run_config import RunConfig as RunConfig
+from composer_jax.schema.run_config import config_dict as config_dict
+from composer_jax.schema.training_config import PhaseConfig as PhaseConfig
+from composer_jax.schema.training_config import PretrainConfig as PretrainConfig
+from composer_jax.schema.training_config import SFTConfig as SFTConfig
+from composer_jax.schema.training_config import TraceSourceConfig as TraceSourceConfig
 from composer_jax.tasks.config import TasksConfig as TasksConfig
 from composer_jax.train.losses import LanguageLossConfig as LanguageLossConfig
 from composer_jax.train.losses import PolicyLossConfig as PolicyLossConfig
