@@ -1,18 +1,26 @@
-"""results.json in words: the headline, sentences, tables and marks of a report.
+"""results.json in words: the headline, tables and marks of a report.
 
 What was evaluated is read from the data: results.json holds the measures of every suite under suites.NAME.before and
-suites.NAME.after, and config.json says what each suite is (evaluate.suites).
+suites.NAME.after, how they differ under suites.NAME.change, and config.json says what each suite is (evaluate.suites).
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 Results = Mapping[str, Any]
 Pair = tuple[float | None, float | None]
 """A measure before and after RL; None where it is missing."""
 Kind = Literal["rate", "tokens", "error"]
-"""rate: a fraction, more is better. tokens: a count, less is better. error: a difference of rates, less is better."""
+"""rate: a fraction. tokens: a count. error: a difference of rates."""
+
+VERDICTS = ("worse", "better", "not shown to differ")
+"""What the 95 % interval of a difference says, in the order of a report."""
+
+MIN_TASKS = 6
+"""Tasks from which on a difference can be shown: one sign on all of n tasks has probability 2 * 0.5**n by chance, which
+is below 0.05 from 6 on (sign test). The bootstrap interval of fewer tasks is too narrow."""
 
 PASS_AT_1 = "pass_at_1_"
 """Beginning of the columns of metrics/evaluate_STAGE.jsonl with pass@1 of a suite, whose name follows."""
@@ -34,6 +42,9 @@ class SuiteMeasures:
     """Measures of the untouched base; empty in a run without one."""
     greedy: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Measures of the policy before RL with its most probable tokens, and how far RL is from them ("rl_minus")."""
+    change: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Pass@1 of the last evaluation ("to") minus that of the one before ("from"), paired by task, with its interval;
+    empty after one evaluation."""
 
     @property
     def family(self) -> str:
@@ -49,10 +60,20 @@ class SuiteMeasures:
         return int((self.after or self.before or self.base).get("attempts", 1))
 
     @property
-    def title(self) -> str:
+    def tasks(self) -> int:
+        """Tasks that the last evaluation graded."""
+        return int((self.after or self.before or self.base).get("tasks", 0))
+
+    @property
+    def about(self) -> str:
         compaction = self.config.get("compaction", "none")
         condition = "" if compaction == "none" else f", compaction {compaction!r}"
-        return f"{_readable(self.name)}: {self.split} tasks of {_readable(self.family)}{condition}"
+        return f"{self.split} tasks of {_readable(self.family)}{condition}"
+
+    @property
+    def verdict(self) -> str:
+        """One of VERDICTS; "" where nothing was compared."""
+        return verdict(self.change)
 
     def pair(self, measure: str) -> Pair:
         """Returns a measure before and after RL."""
@@ -61,16 +82,39 @@ class SuiteMeasures:
 
 @dataclasses.dataclass(frozen=True)
 class TableRow:
-    """A measure with its numbers as text; `verdict` is "better", "worse" or "" (same or unknown)."""
+    """A measure with its numbers as text."""
 
     name: str
     meaning: str
-    base: str
-    """Of the untouched base; "" in a suite in which none was measured."""
-    before: str
-    after: str
+    values: tuple[str, ...]
+    """One for each column of the table."""
     change: str
-    verdict: str
+    """"" where there are no two numbers to compare."""
+    verdict: str = ""
+    """One of VERDICTS; "" for a measure without an interval."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Rows with a column for each policy, and how far the last one is from the one before."""
+
+    title: str
+    columns: tuple[str, ...]
+    change: str
+    """Title of the column of changes."""
+    rows: list[TableRow]
+
+
+class Score(NamedTuple):
+    """A measure of the base, before and after RL, as fractions; None where it is missing."""
+
+    label: str
+    base: float | None
+    before: float | None
+    after: float | None
+    low: float | None = None
+    """The number before the change plus the lower end of its 95 % interval, cut at 0 and 1; None without one."""
+    high: float | None = None
 
 
 def read_suites(results: Results, config: Mapping[str, Any]) -> list[SuiteMeasures]:
@@ -86,6 +130,7 @@ def read_suites(results: Results, config: Mapping[str, Any]) -> list[SuiteMeasur
             measured[name].get("after") or {},
             measured[name].get("base") or {},
             measured[name].get("greedy") or {},
+            measured[name].get("change") or {},
         )
         for name in dict.fromkeys((*headline, *measured))
         if measured[name].keys() & {"base", "before", "after"}  # not the pooled results of a policy
@@ -106,45 +151,54 @@ def number_at(results: Results, path: str) -> float | None:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
-def headline(results: Results, suites: list[SuiteMeasures]) -> str:
-    """Returns the result of the first suite in one short sentence, or how far the run is."""
-    if suites:
-        before, after = suites[0].pair("pass_at_1")
-        where = f"of {_readable(suites[0].name)}"
-        if before is not None and after is not None:
-            return f"Pass@1 {where} {_moved(before, after)}"
-        if before is not None:
-            return f"Pass@1 {where} is {_percent(before)} before RL; RL is not done yet"
-        if (base := number_at(suites[0].base, "pass_at_1")) is not None:
-            return f"Pass@1 {where} is {_percent(base)} for the untouched base; no training stage is measured yet"
+def policy_titles(suites: Sequence[SuiteMeasures], config: Mapping[str, Any]) -> dict[str, str]:
+    """Returns policy -> its title for those of "base", "before" and "after" that were evaluated, in this order."""
+    before = "Before RL" if "rl" in config.get("stages", ("rl",)) else "Trained"
+    titles = {"base": "Base", "before": before, "after": "After RL"}
+    return {policy: title for policy, title in titles.items() if any(getattr(suite, policy) for suite in suites)}
+
+
+def verdict(difference: Mapping[str, float]) -> str:
+    """Returns which of VERDICTS the 95 % interval of a difference supports; "" for no difference."""
+    if not difference:
+        return ""
+    if difference["tasks"] < MIN_TASKS or difference["low"] <= 0 <= difference["high"]:
+        return "not shown to differ"
+    return "better" if difference["low"] > 0 else "worse"
+
+
+def by_verdict(suites: Sequence[SuiteMeasures]) -> list[SuiteMeasures]:
+    """Returns the suites as a report opens with them: what became worse first, what was not compared last."""
+    return sorted(suites, key=lambda suite: (*VERDICTS, "").index(suite.verdict))
+
+
+def headline(results: Results, suites: Sequence[SuiteMeasures], titles: Mapping[str, str]) -> str:
+    """Returns how many suites have which verdict in one short sentence, or how far the run is."""
+    if counts := Counter(suite.verdict for suite in suites if suite.change):
+        first, *others = [f"{counts[name]} {name}" for name in VERDICTS if counts[name]]
+        first = first.replace(" ", f" of {_count(counts.total(), 'suite')} ", 1)
+        return f"{[*titles.values()][-1]}: {', '.join([first, *others])}"
+    if titles:
+        return f"{[*titles.values()][-1]}: {_count(len(suites), 'suite')} measured, none compared"
     first, last = number_at(results, "cpt.heldout_nll_first"), number_at(results, "cpt.heldout_nll_last")
     if first is not None and last is not None:
-        return f"Held-out loss went from {first:.2f} to {last:.2f} nats per token; RL is not done yet"
+        return f"Held-out loss went from {first:.2f} to {last:.2f} nats per token; no suite is measured yet"
     return "This run has no results yet"
 
 
-def sentences(suites: list[SuiteMeasures]) -> list[str]:
-    """Returns a sentence for each measure beside the headline that was taken before and after RL, or of the base."""
-    texts = []
-    for place, suite in enumerate(suites):
-        name = _readable(suite.name)
-        measures = [("pass_at_1", "Pass@1", "%")] if place else []
-        if not place and suite.attempts > 1:
-            measures.append(("pass_at_k", f"Pass@{suite.attempts}", "%"))
-        measures.append(("compaction_error", "Compaction error", " points"))
-        for key, label, unit in measures:
-            before, after = suite.pair(key)
-            if before is not None and after is not None:
-                texts.append(f"{label} of {name} {_moved(before, after, unit)}.")
-        before, after = suite.pair("tokens_per_summary")
-        if before and after:
-            texts.append(f"Summaries of {name} went from {before:.1f} to {after:.1f} tokens each.")
-        if gain := suite.greedy.get("rl_minus"):
-            greedy = _percent(suite.greedy["pass_at_1"])
-            texts.append(f"Greedy sampling before RL passes {greedy} of {name}; RL {_compared(gain)}.")
-        if (base := number_at(suite.base, "pass_at_1")) is not None:
-            texts.append(f"The untouched base passes {_percent(base)} of {name}.")
-    return texts
+def suite_table(suites: Sequence[SuiteMeasures], titles: Mapping[str, str]) -> Table:
+    """Returns the table that a report opens with: pass@1 of every suite and its verdict."""
+    rows = [
+        TableRow(
+            _readable(suite.name),
+            f"{suite.tasks} {suite.split} tasks",
+            tuple(_value("rate", number_at(getattr(suite, policy), "pass_at_1")) for policy in titles),
+            _difference(suite.change),
+            suite.verdict,
+        )
+        for suite in by_verdict(suites)
+    ]
+    return Table("Pass@1", tuple(titles.values()), "Change, 95% interval", rows)
 
 
 def suite_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -153,52 +207,34 @@ def suite_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [column.removeprefix(PASS_AT_1) for column in columns]
 
 
-def training_sentences(stage: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns a sentence for each suite that ran while a stage trained: from its first row to its last.
-
-    stage: its name as a sentence shows it, such as "RL".
-    """
-    texts = []
-    for name in suite_names(rows):
-        known = [row for row in rows if f"{PASS_AT_1}{name}" in row]
-        first, last = known[0], known[-1]
-        interval = f"95% interval {100 * last[f'low_{name}']:.0f} to {100 * last[f'high_{name}']:.0f}"
-        rate, where = last[f"{PASS_AT_1}{name}"], f"Pass@1 of {_readable(name)}"
-        if len(known) > 1:
-            moved = _moved(first[f"{PASS_AT_1}{name}"], rate)
-            texts.append(f"{where} {moved} between steps {first['step']} and {last['step']} of {stage} ({interval}).")
-        else:
-            texts.append(f"{where} is {_percent(rate)} after step {last['step']} of {stage} ({interval}).")
-    return texts
-
-
-def control_sentences(results: Results) -> list[str]:
-    """Returns a sentence for each control: how the final policy differs from it, with the interval over tasks."""
-    texts = []
-    for name, compared in (lookup(results, "controls") or {}).items():
-        texts.append(f"On {compared['tasks']} tasks, RL {_compared(compared, f'the control {_readable(name)}')}.")
-    return texts
-
-
-def _compared(difference: Mapping[str, float], control: str = "it") -> str:
-    """Returns what a difference of pass@1, RL minus a control, says: "beats it by 12.0 points (95% ...)"."""
-    points = {key: 100 * difference[key] for key in ("difference", "low", "high")}
-    between = f"95% interval {points['low']:+.1f} to {points['high']:+.1f}"
-    if points["low"] > 0:
-        return f"beats {control} by {points['difference']:.1f} points ({between})"
-    if points["high"] < 0:
-        return f"is worse than {control} by {-points['difference']:.1f} points ({between})"
-    return f"is not shown to differ from {control}: {points['difference']:+.1f} points ({between})"
+def control_table(results: Results, suites: Sequence[SuiteMeasures]) -> Table:
+    """Returns how the final policy differs from each control: greedy sampling before RL, and other runs."""
+    controls = [(f"greedy sampling before RL: {_readable(suite.name)}", suite.greedy) for suite in by_verdict(suites)]
+    for name, difference in (lookup(results, "controls") or {}).items():
+        controls.append((_readable(name), {**(lookup(results, f"suites.{name}") or {}), "rl_minus": difference}))
+    rows = [
+        TableRow(
+            name,
+            _count(difference["tasks"], "task"),
+            (_value("rate", number_at(measures, "pass_at_1")),),
+            _difference(difference),
+            verdict(difference),
+        )
+        for name, measures in controls
+        if (difference := measures.get("rl_minus"))
+    ]
+    return Table("Controls", ("Pass@1",), "This run minus it, 95% interval", rows)
 
 
 def run_facts(results: Results) -> list[tuple[str, str]]:
-    """Returns the size of the run as (what, how much) pairs for the head of the report."""
+    """Returns the size of the run as (what, how much) pairs."""
+    gap = number_at(results, "rl.weight_gap_max")
     facts = [
         ("Pretraining", _amount(number_at(results, "cpt.tokens"), "tokens")),
         ("Supervised fine-tuning", _amount(number_at(results, "sft.tokens"), "tokens")),
         ("RL", _amount(number_at(results, "rl.steps"), "steps")),
         ("RL episodes", _amount(number_at(results, "rl.episodes"), "")),
-        ("Gap of sampler and learner", _amount(number_at(results, "rl.weight_gap_max"), "nats", digits=4)),
+        ("Gap of sampler and learner", "" if gap is None else f"{gap:.3g} nats"),
         ("Wall time", format_duration(number_at(results, "wall_seconds"))),
         ("Peak memory", _amount(number_at(results, "peak_rss_gb"), "GB", digits=1)),
         ("Training", _amount(number_at(results, "throughput.train_tokens_per_s"), "tokens/s")),
@@ -208,13 +244,16 @@ def run_facts(results: Results) -> list[tuple[str, str]]:
     return [(what, amount) for what, amount in facts if amount]
 
 
-def result_tables(suites: list[SuiteMeasures]) -> list[tuple[str, list[TableRow]]]:
-    """Returns (title, rows) of every suite; measures without a number are left out, and so are empty suites."""
-    tables = [(suite.title, list(_rows(suite))) for suite in suites]
-    return [(title, rows) for title, rows in tables if rows]
+def result_tables(suites: Sequence[SuiteMeasures], titles: Mapping[str, str]) -> list[Table]:
+    """Returns the measures of every suite; those without a number are left out, and so are empty suites."""
+    tables = [
+        Table(f"{_readable(suite.name)}: {suite.about}", tuple(titles.values()), "Change", list(_rows(suite, titles)))
+        for suite in suites
+    ]
+    return [table for table in tables if table.rows]
 
 
-def _rows(suite: SuiteMeasures) -> Iterator[TableRow]:
+def _rows(suite: SuiteMeasures, policies: Iterable[str]) -> Iterator[TableRow]:
     k = suite.attempts
     measures: list[tuple[str, str, str, Kind]] = [
         ("pass_at_1", "Pass@1", "fraction of attempts that pass the hidden tests", "rate")
@@ -230,25 +269,39 @@ def _rows(suite: SuiteMeasures) -> Iterator[TableRow]:
     if any(suite.pair("tokens_per_summary")):
         measures.append(("tokens_per_summary", "Summary tokens", "tokens of one summary, mean", "tokens"))
     for key, name, meaning, kind in measures:
-        before, after = suite.pair(key)
-        if before is not None or after is not None:
-            change, verdict = _change(kind, before, after)
-            base = _cell(kind, suite.base, key) if suite.base else ""
-            at_start, at_end = _cell(kind, suite.before, key), _cell(kind, suite.after, key)
-            yield TableRow(name, meaning, base, at_start, at_end, change, verdict)
+        measured = [getattr(suite, policy) for policy in policies]
+        numbers = [number_at(measures, key) for measures in measured]
+        if any(number is not None for number in numbers):
+            cells = tuple(_cell(kind, measures, key) for measures in measured)
+            yield TableRow(name, meaning, cells, _change(kind, *numbers[-2:]))
 
 
-def overview_scores(suites: list[SuiteMeasures]) -> list[tuple[str, float | None, float | None, float | None]]:
-    """Returns (label, base, before, after) rates for the overview picture."""
-    measures = []
+def pass_at_1_scores(suites: Sequence[SuiteMeasures]) -> list[Score]:
+    """Returns pass@1 of each suite with the interval of its change."""
+    scores = []
+    for suite in suites:
+        score = Score(_readable(suite.name), *_rates(suite, "pass_at_1"))
+        if change := suite.change:
+            start = getattr(score, change["from"])
+            score = score._replace(low=max(0.0, start + change["low"]), high=min(1.0, start + change["high"]))
+        scores.append(score)
+    return [score for score in scores if score[1:4] != (None, None, None)]
+
+
+def overview_scores(suites: Sequence[SuiteMeasures]) -> list[Score]:
+    """Returns the rates of the overview picture."""
+    scores = []
     for place, suite in enumerate(suites):
         name = _readable(suite.name)
-        measures.append((f"{name}, pass@1", suite, "pass_at_1"))
+        scores += [score._replace(label=f"{name}, pass@1") for score in pass_at_1_scores([suite])]
         if not place and suite.attempts > 1:
-            measures.append((f"{name}, pass@{suite.attempts}", suite, "pass_at_k"))
-        measures.append((f"{name}, compaction error ↓", suite, "compaction_error"))
-    scores = [(label, number_at(suite.base, key), *suite.pair(key)) for label, suite, key in measures]
-    return [score for score in scores if score[1:] != (None, None, None)]
+            scores.append(Score(f"{name}, pass@{suite.attempts}", *_rates(suite, "pass_at_k")))
+        scores.append(Score(f"{name}, compaction error ↓", *_rates(suite, "compaction_error")))
+    return [score for score in scores if score[1:4] != (None, None, None)]
+
+
+def _rates(suite: SuiteMeasures, measure: str) -> tuple[float | None, float | None, float | None]:
+    return number_at(suite.base, measure), *suite.pair(measure)
 
 
 def family_marks(suites: list[SuiteMeasures]) -> dict[str, Pair]:
@@ -284,24 +337,28 @@ def _readable(name: str) -> str:
     return name.replace("_", " ")
 
 
-def _moved(before: float, after: float, unit: str = "%") -> str:
-    a, b = f"{100 * before:.0f}", f"{100 * after:.0f}"
-    if a == b:
-        return f"stayed at {b}{unit}"
-    return f"{'rose' if after > before else 'fell'} from {a}{unit if unit == '%' else ''} to {b}{unit}"
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def _change(kind: Kind, before: float | None, after: float | None) -> tuple[str, str]:
+def _difference(difference: Mapping[str, float]) -> str:
+    """Returns a difference of pass@1 in points with its interval: "+12.0 (+3.1 to +20.3)"; "" for none."""
+    if not difference:
+        return ""
+    middle, low, high = (f"{100 * difference[key]:+.1f}" for key in ("difference", "low", "high"))
+    return f"{middle} ({low} to {high})".replace("-", "\N{MINUS SIGN}")
+
+
+def _change(kind: Kind, before: float | None, after: float | None = None) -> str:
     if before is None or after is None:
-        return "", ""
+        return ""
     difference = after - before
     text = f"{difference:+.1f}" if kind == "tokens" else f"{100 * difference:+.1f} points"
     if float(text.split()[0]) == 0:
-        return "no change", ""
-    is_better = difference > 0 if kind == "rate" else difference < 0
+        return "no change"
     if kind == "tokens" and before:
         text = f"{100 * difference / before:+.0f}%"
-    return text.replace("-", "\N{MINUS SIGN}"), "better" if is_better else "worse"
+    return text.replace("-", "\N{MINUS SIGN}")
 
 
 def _value(kind: Kind, value: float | None) -> str:
@@ -320,10 +377,6 @@ def _cell(kind: Kind, measures: Results, key: str) -> str:
     if key != "pass_at_1" or low is None or high is None:
         return text
     return f"{text} ({100 * low:.0f} to {100 * high:.0f})"
-
-
-def _percent(value: float) -> str:
-    return f"{100 * value:.0f}%"
 
 
 def _amount(value: float | None, unit: str, digits: int = 0) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter, StrMethodFormatter
 
-from composer_jax.observe.findings import suite_names
+from composer_jax.observe.findings import Score, suite_names
 from composer_jax.observe.picture import (
     DARK,
     LIGHT,
@@ -34,6 +34,7 @@ __all__ = [
     "plot_health",
     "plot_nll_by_context",
     "plot_overview",
+    "plot_pass_at_1",
     "plot_pretraining",
     "plot_reward",
     "plot_sft",
@@ -45,7 +46,6 @@ __all__ = [
 
 Pair = tuple[float | None, float | None]
 Marks = Mapping[str, Pair]  # family -> held-out pass@1 before and after RL, each 0..1
-Scores = Sequence[tuple[str, float | None, float | None, float | None]]  # label, base, before, after; fractions
 HEALTH = (
     ("entropy", "Policy entropy", "nats per token"),
     ("ratio_max", "Largest importance ratio", "ratio to the sampler"),
@@ -68,6 +68,18 @@ STALENESS_PANELS: tuple[tuple[str, str, Mapping[str, str]], ...] = (
     ),
 )
 """Title, unit, and name -> column of what keeps the sampler and the learner apart."""
+
+
+def plot_pass_at_1(scores: Sequence[Score], titles: Mapping[str, str], path: Path, theme: Theme = LIGHT) -> Path | None:
+    """Plots a line per suite, top to bottom: pass@1 of each policy, and the 95 % interval of the change.
+
+    titles: field of a Score -> what the legend calls it.
+    """
+    figure, (ax,) = new_figure(theme, 4.8, 1.3 + 0.36 * len(scores))
+    if not _draw_scores(ax, scores, titles, theme):
+        return None
+    label_axes(ax, theme, "Pass@1 by suite", "", "", legend_columns=2)
+    return save_figure(figure, path)
 
 
 def plot_pretraining(rows: Rows, path: Path, theme: Theme = LIGHT) -> Path | None:
@@ -223,7 +235,9 @@ def plot_nll_by_context(rows: Rows, path: Path, theme: Theme = LIGHT) -> Path | 
     return save_figure(figure, path)
 
 
-def plot_overview(metrics: Mapping[str, Rows], scores: Scores, path: Path, theme: Theme = LIGHT) -> Path | None:
+def plot_overview(
+    metrics: Mapping[str, Rows], scores: Sequence[Score], path: Path, theme: Theme = LIGHT
+) -> Path | None:
     """Plots the run in one picture of 1600x1000 pixels: loss, RL reward, summaries, before and after RL.
 
     The loss is that of pretraining, or of SFT in a run without pretraining. Of summaries it shows how many have the
@@ -257,7 +271,8 @@ def plot_overview(metrics: Mapping[str, Rows], scores: Scores, path: Path, theme
     if key != "facts_kept_last":
         start_y_at_zero(lengths)
     label_axes(lengths, theme, title, "RL step", unit)
-    drawn.append(_draw_scores(held_out, scores, theme))
+    names = {"base": "base", "before": "before", "after": "after"}
+    drawn.append(_draw_scores(held_out, scores, names, theme))
     label_axes(held_out, theme, "Held-out tasks, before and after RL", "", "", legend_columns=3)
     for ax in (rewards, lengths):
         integer_x_axis(ax)
@@ -312,13 +327,17 @@ def _draw_marks(ax: Axes, steps: Sequence[float], marks: Pair, color: str, theme
         _annotate(ax, x, y, f"{y:.0%}", (0, -14 if below else 9), theme.text, "center")
 
 
-def _draw_scores(ax: Axes, scores: Scores, theme: Theme) -> bool:
-    """Draws a line per measure: an open circle before RL joined to a full one after, and a diamond for the base."""
-    known = [score for score in scores if score[1:] != (None, None, None)]
-    if not known:
+def _draw_scores(ax: Axes, scores: Sequence[Score], titles: Mapping[str, str], theme: Theme) -> bool:
+    """Draws a line per measure: an open circle before RL joined to a full one after, and a diamond for the base.
+
+    A bar below them is the 95 % interval of the change: it reaches below the number before where no change is shown.
+    """
+    if not scores:
         return False
     color = theme.palette[0]
-    for place, (_, base, before, after) in enumerate(known):
+    for place, (_, base, before, after, low, high) in enumerate(scores):
+        if low is not None and high is not None:
+            ax.plot([low, high], [place + 0.27] * 2, color=color, linewidth=2.5, solid_capstyle="butt")
         if base is not None:
             ax.plot([base], [place], "D", markersize=7, color=theme.muted, zorder=2)
             _annotate(ax, base, place, f"{base:.0%}", (0, 9), theme.text, "center")
@@ -334,14 +353,20 @@ def _draw_scores(ax: Axes, scores: Scores, theme: Theme) -> bool:
                 ax.plot([value], [place], "o", markersize=8, color=edge, markerfacecolor=face, zorder=2)
                 side = ("right", (-9, -3.5)) if left else ("left", (9, -3.5))
                 _annotate(ax, value, place, f"{value:.0%}", side[1], theme.text, side[0])
-    if any(base is not None for _, base, _, _ in known):
-        ax.plot([], [], "D", markersize=6, linestyle="", color=theme.muted, label="base")
-    for name, face, edge in (("before", theme.background, theme.muted), ("after", color, color)):
-        ax.plot([], [], "o", markersize=7, color=edge, markerfacecolor=face, label=name)
-    values = [value for _, *rates in known for value in rates if value is not None]
+    for policy, marker, face, edge in (
+        ("base", "D", theme.muted, theme.muted),
+        ("before", "o", theme.background, theme.muted),
+        ("after", "o", color, color),
+    ):
+        if any(getattr(score, policy) is not None for score in scores):
+            style = {"markersize": 7, "linestyle": "", "color": edge, "markerfacecolor": face}
+            ax.plot([], [], marker, label=titles[policy], **style)
+    if any(score.low is not None for score in scores):
+        ax.plot([], [], color=color, linewidth=2.5, label="95% interval of the change")
+    values = [value for _, *rates in scores for value in rates if value is not None]
     ax.set_xlim(min(0.0, *values) - 0.13, max(1.0, *values) + 0.13)
-    ax.set_ylim(len(known) - 0.5, -0.5)
-    ax.set_yticks(range(len(known)), [name for name, *_ in known])
+    ax.set_ylim(len(scores) - 0.5, -0.5)
+    ax.set_yticks(range(len(scores)), [score.label for score in scores])
     ax.set_xticks([0, 0.25, 0.5, 0.75, 1.0])
     ax.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     ax.grid(False, axis="y")

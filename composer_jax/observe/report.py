@@ -109,6 +109,7 @@ def write_report(workdir: Path) -> Path:
     run = RunFiles.read(workdir)
     results = run.results_so_far()
     suites = findings.read_suites(run.results, run.config)
+    titles = findings.policy_titles(suites, run.config)
     episodes, left_out = _select_episodes(run.episodes)
     template = importlib.resources.files("composer_jax.observe")
     style, script = (template / "report.css").read_text("utf-8"), (template / "report.js").read_text("utf-8")
@@ -117,17 +118,16 @@ def write_report(workdir: Path) -> Path:
     )
     page = environment.from_string((template / "report.html").read_text("utf-8")).render(
         name=workdir.resolve().name,
-        headline=findings.headline(results, suites),
-        sentences=[
-            *findings.sentences(suites),
-            *findings.training_sentences("SFT", run.metrics["evaluate_sft"]),
-            *findings.training_sentences("RL", run.metrics["evaluate_rl"]),
-            *findings.control_sentences(results),
-        ],
-        facts=findings.run_facts(results),
+        headline=findings.headline(results, suites, titles),
+        opening=findings.suite_table(suites, titles),
         missing=run.missing(),
-        sections=findings.result_tables(suites),
-        figures=_figures(run, suites, workdir / "plots"),
+        tables=[
+            table
+            for table in (findings.control_table(results, suites), *findings.result_tables(suites, titles))
+            if table.rows
+        ],
+        figures=_figures(run, suites, titles, workdir / "plots"),
+        facts=findings.run_facts(results),
         phases=findings.phase_fractions(results),
         config_hash=findings.lookup(results, "config_hash"),
         config_text=json.dumps(run.config, indent=2) if run.config else "",
@@ -148,7 +148,7 @@ class PageFigure:
     """A plot of the page in the light and the dark scheme, as data URIs."""
 
     title: str
-    group: str  # "curves", "time", or "wide" for a plot as wide as the page
+    group: str  # "opening", "curves", "time", or "wide" for a plot as wide as the page
     light: str
     dark: str
 
@@ -157,10 +157,17 @@ Draw = Callable[[Path, plots.Theme], Path | None]
 
 
 def _figure_specs(
-    metrics: Mapping[str, list[dict[str, Any]]], marks: Mapping[str, findings.Pair]
+    metrics: Mapping[str, list[dict[str, Any]]], suites: list[findings.SuiteMeasures], titles: Mapping[str, str]
 ) -> tuple[tuple[str, str, str, Draw], ...]:
     """Returns (file name, alternative text, place in the page, function that draws it) of every plot of the page."""
+    scores, marks = findings.pass_at_1_scores(findings.by_verdict(suites)), findings.family_marks(suites)
     return (
+        (
+            "pass_at_1",
+            "Pass@1 of every suite by policy, with the 95% interval of its change",
+            "opening",
+            lambda path, theme: plots.plot_pass_at_1(scores, titles, path, theme),
+        ),
         (
             "pretraining",
             "Pretraining: training loss and held-out loss against tokens",
@@ -217,9 +224,11 @@ def _figure_specs(
     )
 
 
-def _figures(run: RunFiles, suites: list[findings.SuiteMeasures], folder: Path) -> list[PageFigure]:
+def _figures(
+    run: RunFiles, suites: list[findings.SuiteMeasures], titles: Mapping[str, str], folder: Path
+) -> list[PageFigure]:
     metrics, figures = run.metrics, []
-    for name, title, group, draw in _figure_specs(metrics, findings.family_marks(suites)):
+    for name, title, group, draw in _figure_specs(metrics, suites, titles):
         light = draw(folder / f"{name}.png", plots.LIGHT)
         dark = draw(folder / f"{name}_dark.png", plots.DARK)
         if light and dark:

@@ -52,7 +52,16 @@ def compare_by_task(
             f"the control {name!r} was measured on {len(other)} tasks, of which {len(mine.keys() & other.keys())} are "
             f"among the {len(mine)} of this run; evaluate it with the suites and the seed of this run's config."
         )
-    differences = [mine[task] - other[task] for task in sorted(mine)]
+    return paired_difference(mine, other)
+
+
+def paired_difference(ours: Mapping[Any, float], theirs: Mapping[Any, float]) -> dict[str, Any]:
+    """Returns what `compare_by_task` does of the tasks that both have: task -> the fraction of attempts that solved it.
+
+    Raises:
+      ValueError: they share no task.
+    """
+    differences = [ours[task] - theirs[task] for task in sorted(ours.keys() & theirs.keys())]
     low, high = interval(differences)
     return {"difference": sum(differences) / len(differences), "low": low, "high": high, "tasks": len(differences)}
 

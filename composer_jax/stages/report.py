@@ -10,7 +10,7 @@ from composer_jax.errors import UserError
 from composer_jax.evals.config import HELDOUT, WHICH
 from composer_jax.evals.interval import interval
 from composer_jax.observe.report import write_report
-from composer_jax.stages.controls import compare_by_task, control_suites, final_suites
+from composer_jax.stages.controls import compare_by_task, control_suites, final_suites, paired_difference
 from composer_jax.stages.evaluate import GREEDY, policy_stage
 from composer_jax.stages.run import Run
 
@@ -59,13 +59,29 @@ def results(run: Run) -> dict[str, Any]:
         if stage := done.get(f"evaluate_{which}"):
             out["throughput"]["decode_tokens_per_s"] = stage["decode_tokens_per_s"]
             _add_suites(run, out, which, stage["suites"])
-    if "evaluate_after" in done and (greedy := done.get(f"evaluate_{GREEDY}")):
-        for name, measures in greedy["suites"].items():
-            after = {name: done["evaluate_after"]["suites"][name]}
-            out["suites"][name][GREEDY]["rl_minus"] = compare_by_task(after, {name: measures}, GREEDY)
+    _add_differences(out, {which: stage["suites"] for which in WHICH if (stage := done.get(f"evaluate_{which}"))})
     if controls := control_suites(run.path):
         _add_controls(run, out, controls)
     return out
+
+
+def _add_differences(out: dict[str, Any], measured: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
+    """Adds how pass@1 of every suite differs between evaluations, paired by task and with a 95 % interval.
+
+    suites.NAME.change is the last evaluation minus the one before it, which "to" and "from" name;
+    suites.NAME.greedy.rl_minus is RL minus greedy sampling before it. A task that an evaluation lost is not compared.
+
+    measured: evaluation -> suite -> its measures.
+    """
+    *earlier, last = [which for which in measured if which != GREEDY] or [""]
+    for name in measured.get(last, ()):
+        solved = {which: suites[name]["solved"] for which, suites in measured.items()}
+        shared = {which for which in solved if solved[which].keys() & solved[last].keys()}
+        if earlier and earlier[-1] in shared:
+            change = paired_difference(solved[last], solved[earlier[-1]])
+            out["suites"][name]["change"] = {"from": earlier[-1], "to": last, **change}
+        if last == "after" and GREEDY in shared:
+            out["suites"][name][GREEDY]["rl_minus"] = paired_difference(solved[last], solved[GREEDY])
 
 
 def _add_controls(run: Run, out: dict[str, Any], controls: Mapping[str, dict[str, dict[str, Any]]]) -> None:

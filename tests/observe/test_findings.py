@@ -3,43 +3,80 @@
 import pytest
 
 from composer_jax.observe import findings
-from tests.observe.example_run import CONFIG, RESULTS, suite_measures
+from tests.observe.example_run import CONFIG, RESULTS, change, suite_measures
 
 SUITES = findings.read_suites(RESULTS, CONFIG)
 
 
-def only_suite(before, after=None, **config):
-    results = {"suites": {"bugs": {"before": before} | ({"after": after} if after else {})}}
+TITLES = {"before": "Before RL", "after": "After RL"}
+
+
+def only_suite(before, after=None, changed=None, **config):
+    measured = {"before": before, "after": after, "change": changed}
+    results = {"suites": {"bugs": {key: value for key, value in measured.items() if value}}}
     return findings.read_suites(results, {"evaluate": {"suites": {"bugs": {"family": "bugfix"} | config}}})
 
 
-def test_headline_and_sentences_carry_the_numbers():
-    assert findings.headline(RESULTS, SUITES) == "Pass@1 of bugs rose from 26% to 81%"
-    assert findings.sentences(SUITES) == [
-        "Pass@8 of bugs rose from 89% to 97%.",
-        "Pass@1 of short window rose from 24% to 59%.",
-        "Compaction error of short window fell from 36 to 14 points.",
-        "Summaries of short window went from 61.4 to 23.1 tokens each.",
-        "Pass@1 of whole rose from 60% to 73%.",
-        "Pass@1 of unseen bugs rose from 11% to 44%.",
+def test_a_report_opens_with_what_became_worse():
+    table = findings.suite_table(SUITES, TITLES)
+    assert table.columns == ("Before RL", "After RL")
+    assert [(row.name, *row.values, row.change, row.verdict) for row in table.rows] == [
+        ("unseen bugs", "43.8%", "10.9%", "\u221232.9 (\u221245.0 to \u221220.0)", "worse"),
+        ("bugs", "26.2%", "81.3%", "+55.1 (+44.0 to +65.0)", "better"),
+        ("short window", "24.5%", "58.6%", "+34.1 (+20.0 to +48.0)", "better"),
+        ("whole", "60.5%", "72.7%", "+12.2 (\u22122.0 to +26.4)", "not shown to differ"),
     ]
+    assert table.rows[0].meaning == "32 unseen tasks"
+    assert findings.headline(RESULTS, SUITES, TITLES) == (
+        "After RL: 1 of 4 suites worse, 2 better, 1 not shown to differ"
+    )
 
 
-def test_suites_that_ran_while_a_stage_trained_have_a_sentence_each():
-    def row(step, name, rate):
-        return {
-            "step": step,
-            f"pass_at_1_{name}": rate,
-            f"low_{name}": rate - 0.1,
-            f"high_{name}": rate + 0.1,
-        }
+@pytest.mark.parametrize(
+    ("low", "high", "tasks", "verdict"),
+    [
+        (0.01, 0.9, 32, "better"),
+        (0.0, 0.9, 32, "not shown to differ"),
+        (-0.9, 0.0, 32, "not shown to differ"),
+        (-0.9, -0.01, 32, "worse"),
+        (1.0, 1.0, 6, "better"),
+        (1.0, 1.0, 5, "not shown to differ"),  # five equal signs come by chance once in 16 times
+    ],
+)
+def test_the_interval_and_the_number_of_tasks_decide(low, high, tasks, verdict):
+    assert findings.verdict(change(0.5, low, high, tasks=tasks)) == verdict
 
-    rows = [row(5, "two_bugs", 0.2), row(5, "chain", 0.5), row(10, "two_bugs", 0.45)]
-    assert findings.training_sentences("RL", rows) == [
-        "Pass@1 of two bugs rose from 20% to 45% between steps 5 and 10 of RL (95% interval 35 to 55).",
-        "Pass@1 of chain is 50% after step 5 of RL (95% interval 40 to 60).",
+
+def test_the_policies_of_a_table_are_those_that_were_evaluated():
+    once = only_suite(suite_measures(4, 0.25, 0.5))
+    assert findings.policy_titles(once, {}) == {"before": "Before RL"}
+    trained = findings.policy_titles(once, {"stages": ["sft"]})
+    assert trained == {"before": "Trained"}
+    table = findings.suite_table(once, trained)
+    assert (table.columns, table.rows[0].values, table.rows[0].verdict) == (("Trained",), ("25.0%",), "")
+    assert findings.policy_titles([], {}) == {}
+
+
+def test_controls_are_compared_with_the_final_policy():
+    greedy = {"pass_at_1": 0.5, "rl_minus": change(0.25, 0.1, 0.4)}
+    results = {
+        "suites": {"bugs": {"after": suite_measures(1, 0.75, 0.75), "greedy": greedy}, "rft": {"pass_at_1": 0.8}},
+        "controls": {"rft": change(-0.05, -0.1, 0.0, tasks=64)},
+    }
+    table = findings.control_table(results, findings.read_suites(results, {}))
+    assert [(row.name, row.meaning, *row.values, row.verdict) for row in table.rows] == [
+        ("greedy sampling before RL: bugs", "32 tasks", "50.0%", "better"),
+        ("rft", "64 tasks", "80.0%", "not shown to differ"),
     ]
-    assert findings.training_sentences("SFT", []) == []
+    assert findings.control_table(RESULTS, SUITES).rows == []
+
+
+def test_the_picture_has_the_interval_of_the_change_where_it_lies():
+    changed = change(0.75, 0.6, 0.9)
+    (score,) = findings.pass_at_1_scores(only_suite(suite_measures(1, 0.2, 0.2), suite_measures(1, 0.95, 1), changed))
+    assert score == ("bugs", None, 0.2, 0.95, pytest.approx(0.8), 1.0), "cut at 1"
+    (score,) = findings.pass_at_1_scores(only_suite(suite_measures(1, 0.2, 0.2)))
+    assert score == ("bugs", None, 0.2, None, None, None)
 
 
 def test_the_headline_suites_of_the_config_come_first():
@@ -59,46 +96,53 @@ def test_the_headline_suites_of_the_config_come_first():
         (
             {"cpt": {"heldout_nll_first": 6.93, "heldout_nll_last": 3.41}},
             [],
-            "Held-out loss went from 6.93 to 3.41 nats per token; RL is not done yet",
+            "Held-out loss went from 6.93 to 3.41 nats per token; no suite is measured yet",
         ),
-        ({}, only_suite(suite_measures(4, 0.25, 0.5)), "Pass@1 of bugs is 25% before RL; RL is not done yet"),
-        ({}, only_suite(suite_measures(4, 0.5, 1), suite_measures(4, 0.31, 1)), "Pass@1 of bugs fell from 50% to 31%"),
-        ({}, only_suite(suite_measures(4, 0.501, 1), suite_measures(4, 0.499, 1)), "Pass@1 of bugs stayed at 50%"),
+        (
+            {},
+            only_suite(suite_measures(4, 0.25, 0.5)),
+            "Before RL: 1 suite measured, none compared",
+        ),
+        (
+            {},
+            only_suite(suite_measures(4, 0.5, 1), suite_measures(4, 0.3, 1), change(-0.2, -0.3, -0.1)),
+            "After RL: 1 of 1 suite worse",
+        ),
     ],
 )
 def test_the_headline_is_the_most_advanced_result(results, suites, sentence):
-    assert findings.headline(results, suites) == sentence
+    assert findings.headline(results, suites, findings.policy_titles(suites, {})) == sentence
 
 
 @pytest.mark.parametrize("k", [2, 8])
 def test_pass_at_k_has_the_k_that_was_drawn(k):
     suites = only_suite(suite_measures(k, 0.25, 0.5), suite_measures(k, 0.5, 0.75))
-    ((_, rows),) = findings.result_tables(suites)
-    assert [row.name for row in rows] == ["Pass@1", f"Pass@{k}"]
-    assert findings.sentences(suites) == [f"Pass@{k} of bugs rose from 50% to 75%."]
-    assert [label for label, *_ in findings.overview_scores(suites)] == ["bugs, pass@1", f"bugs, pass@{k}"]
+    (table,) = findings.result_tables(suites, TITLES)
+    assert [row.name for row in table.rows] == ["Pass@1", f"Pass@{k}"]
+    assert [score.label for score in findings.overview_scores(suites)] == ["bugs, pass@1", f"bugs, pass@{k}"]
 
 
 def test_one_attempt_has_no_pass_at_k():
-    ((_, rows),) = findings.result_tables(only_suite(suite_measures(1, 0.25, 0.25)))
-    assert [row.name for row in rows] == ["Pass@1"]
+    (table,) = findings.result_tables(only_suite(suite_measures(1, 0.25, 0.25)), TITLES)
+    assert [row.name for row in table.rows] == ["Pass@1"]
 
 
-def test_a_smaller_error_and_a_shorter_summary_are_better():
-    tables = {title: {row.name: row for row in rows} for title, rows in findings.result_tables(SUITES)}
-    bugs = tables["bugs: heldout tasks of bugfix"]
-    assert (bugs["Pass@1"].change, bugs["Pass@1"].verdict) == ("+55.1 points", "better")
+def test_a_table_has_changes_and_no_verdict_without_an_interval():
+    tables = {table.title: {row.name: row for row in table.rows} for table in findings.result_tables(SUITES, TITLES)}
+    assert tables["bugs: heldout tasks of bugfix"]["Pass@1"].change == "+55.1 points"
     short = tables["short window: heldout tasks of memory chain, compaction 'short'"]
     error = short["Compaction error"]
-    assert (error.change, error.verdict) == ("\u221221.9 points", "better")
-    assert error.meaning == "pass@1 of whole minus pass@1 here"
-    assert (short["Summary tokens"].change, short["Summary tokens"].verdict) == ("\u221262%", "better")
+    assert (error.change, error.meaning) == ("\u221221.9 points", "pass@1 of whole minus pass@1 here")
+    assert short["Summary tokens"].change == "\u221262%"
+    assert {row.verdict for rows in tables.values() for row in rows.values()} == {""}
 
 
 def test_a_table_before_rl_has_no_change():
-    ((title, (row, _)),) = findings.result_tables(only_suite(suite_measures(8, 0.9, 1.0), split="unseen"))
-    assert title == "bugs: unseen tasks of bugfix"
-    assert (row.name, row.before, row.after, row.change, row.verdict) == ("Pass@1", "90.0%", "\u2013", "", "")
+    suites = only_suite(suite_measures(8, 0.9, 1.0), split="unseen")
+    (table,) = findings.result_tables(suites, findings.policy_titles(suites, {}))
+    row = table.rows[0]
+    assert table.title == "bugs: unseen tasks of bugfix"
+    assert (row.name, row.values, row.change) == ("Pass@1", ("90.0%",), "")
 
 
 def test_a_suite_of_tasks_from_disk_has_rows_and_marks():
@@ -108,23 +152,14 @@ def test_a_suite_of_tasks_from_disk_has_rows_and_marks():
         }
     }
     suites = findings.read_suites(results, CONFIG)
-    ((title, (row,)),) = findings.result_tables(suites)
-    assert (title, row.name, row.change) == (
-        "heldout repository: heldout tasks of repository",
-        "Pass@1",
-        "+25.0 points",
-    )
+    (table,) = findings.result_tables(suites, TITLES)
+    assert table.title == "heldout repository: heldout tasks of repository"
+    assert [(row.name, row.change) for row in table.rows] == [("Pass@1", "+25.0 points")]
     assert findings.family_marks(suites) == {"repository": (0.25, 0.5)}
 
 
 def test_a_familys_mark_is_its_first_heldout_suite():
     assert findings.family_marks(SUITES) == {"bugfix": (0.262, 0.813), "memory_chain": (0.245, 0.586)}
-
-
-def test_more_tokens_are_worse():
-    before, after = (suite_measures(1, 0.5, 0.5, tokens) for tokens in (20, 30))
-    ((_, (_, row)),) = findings.result_tables(only_suite(before, after))
-    assert (row.name, row.change, row.verdict) == ("Summary tokens", "+50%", "worse")
 
 
 @pytest.mark.parametrize(
@@ -146,11 +181,10 @@ def test_a_run_with_a_base_says_what_the_base_passes():
     measured = {"bugs": {"base": {"pass_at_1": 0.25, "attempts": 2}}, "base": {"pass_at_1": 0.25, "low": 0.1}}
     suites = findings.read_suites({"suites": measured}, {})
     assert [suite.name for suite in suites] == ["bugs"], "the pooled result of a policy is no suite"
-    assert findings.headline({}, suites) == (
-        "Pass@1 of bugs is 25% for the untouched base; no training stage is measured yet"
-    )
-    assert "The untouched base passes 25% of bugs." in findings.sentences(suites)
-    assert findings.overview_scores(suites) == [("bugs, pass@1", 0.25, None, None)]
+    titles = findings.policy_titles(suites, {})
+    assert findings.headline({}, suites, titles) == "Base: 1 suite measured, none compared"
+    assert [row.values for table in findings.result_tables(suites, titles) for row in table.rows] == [("25.0%",)]
+    assert findings.overview_scores(suites) == [("bugs, pass@1", 0.25, None, None, None, None)]
 
 
 def test_a_table_with_a_base_has_its_numbers_and_intervals():
@@ -159,8 +193,10 @@ def test_a_table_with_a_base_has_its_numbers_and_intervals():
         "before": suite_measures(2, 0.5, 0.6) | {"low": 0.4, "high": 0.625},
         "after": suite_measures(2, 0.75, 0.8) | {"low": 0.6, "high": 0.9},
     }
-    ((_, rows),) = findings.result_tables(findings.read_suites({"suites": {"bugs": measured}}, {}))
-    assert [(row.base, row.before, row.after) for row in rows] == [
-        ("0.0% (0 to 5)", "50.0% (40 to 62)", "75.0% (60 to 90)"),
-        ("0.0%", "60.0%", "80.0%"),
+    suites = findings.read_suites({"suites": {"bugs": measured}}, {})
+    (table,) = findings.result_tables(suites, findings.policy_titles(suites, {}))
+    assert table.columns == ("Base", "Before RL", "After RL")
+    assert [(row.values, row.change) for row in table.rows] == [
+        (("0.0% (0 to 5)", "50.0% (40 to 62)", "75.0% (60 to 90)"), "+25.0 points"),
+        (("0.0%", "60.0%", "80.0%"), "+20.0 points"),
     ]

@@ -78,16 +78,34 @@ def test_only_the_viewers_script_may_run(page):
 
 
 def test_the_page_has_the_results(page):
-    for words in ("0.0123 nats", "Pass@1 of bugs rose from 26% to 81%", "24 min 07 s", "4f1c09ab", "+55.1 points"):
+    for words in ("0.0123 nats", "After RL: 1 of 4 suites worse", "24 min 07 s", "4f1c09ab", "+55.1 points"):
         assert words in page.text
     assert "Not in this run yet" not in page.text
 
 
+def test_the_page_opens_with_verdicts_and_one_picture(page):
+    opening = page.text[page.text.index("<h1>") : page.text.index("<nav")]
+    verdicts = re.findall(r'<td class="outcome[^>]*>([^<]*)</td>', opening)
+    assert verdicts == ["worse", "better", "better", "not shown to differ"]
+    assert opening.index("unseen bugs") < opening.index(">bugs<") < opening.index("whole")
+    assert opening.count("<img") == 1 and "<p>" not in opening
+
+
 def test_pictures_lie_beside_the_page_in_both_schemes(page, finished_run):
     names = {file.name for file in (finished_run / "plots").iterdir()}
-    curves = ("overview", "pretraining", "sft", "rl_reward", "summaries", "rl_health", "rl_staleness", "time_split")
+    curves = (
+        "overview",
+        "pass_at_1",
+        "pretraining",
+        "sft",
+        "rl_reward",
+        "summaries",
+        "rl_health",
+        "rl_staleness",
+        "time_split",
+    )
     assert names == {f"{name}{scheme}.png" for name in curves for scheme in ("", "_dark")}
-    assert len([tag for tag, _ in page.tags if tag == "img"]) == 7
+    assert len([tag for tag, _ in page.tags if tag == "img"]) == 8
     assert all(page.attributes("alt"))
 
 
@@ -152,7 +170,7 @@ def test_the_page_of_an_empty_workdir_lists_what_is_missing(tmp_path):
         ("metrics/pretrain.jsonl", "Held-out loss went from"),
         ("metrics/rl.jsonl", "This run has no results yet"),
         ("episodes/before.jsonl", "This run has no results yet"),
-        ("results.json", "Pass@1 of whole rose"),  # without config.json the first suite of results.json leads
+        ("results.json", "After RL: 1 of 4 suites worse"),
     ],
 )
 def test_one_part_alone_is_reported(finished_run, tmp_path, left, title):

@@ -41,7 +41,7 @@ def test_every_policy_is_measured_with_an_interval(run):
     for policy in ("base", "sft", "rl"):
         assert set(suites[policy]) == {"pass_at_1", "low", "high", "tasks", "attempts"}
         assert 0 <= suites[policy]["low"] <= suites[policy]["pass_at_1"] <= suites[policy]["high"] <= 1
-    assert set(suites["bugs"]) == {"base", "before", "after"}
+    assert set(suites["bugs"]) == {"base", "before", "after", "change"}
 
 
 def test_greedy_attempts_at_a_task_are_equal(run):

@@ -6,7 +6,7 @@ import pytest
 
 from composer_jax.errors import UserError
 from composer_jax.evals.interval import interval
-from composer_jax.observe.findings import control_sentences
+from composer_jax.observe.findings import control_table, read_suites
 from composer_jax.stages.evaluate import evaluations, suites, temperature
 from composer_jax.stages.report import report
 from composer_jax.stages.run import Run
@@ -53,34 +53,59 @@ def test_the_difference_is_paired_by_task(run):
     assert results["suites"]["rft"]["pass_at_1"] == 0.25 and results["suites"]["rft"]["tasks"] == 4
     low, high = interval([0.5, 0.0, 0.5, 0.0])
     assert results["controls"] == {"rft": {"difference": 0.25, "low": low, "high": high, "tasks": 4}}
-    assert low == 0, "so the sentence claims nothing"
-    sentence = "On 4 tasks, RL is not shown to differ from the control rft: +25.0 points (95% interval"
-    assert control_sentences(results) == [f"{sentence} +0.0 to {100 * high:+.1f})."]
-    assert sentence in (run.path / "report.html").read_text()
+    (row,) = control_table(results, read_suites(results, {})).rows
+    assert low == 0 and (row.name, row.verdict) == ("rft", "not shown to differ")
+    assert "This run minus it" in (run.path / "report.html").read_text()
 
 
-ALL, NONE = dict.fromkeys("abcd", 1.0), dict.fromkeys("abcd", 0.0)
+ALL, NONE = dict.fromkeys("abcdef", 1.0), dict.fromkeys("abcdef", 0.0)
 
 
 @pytest.mark.parametrize(
-    ("greedy", "ours", "sentence"),
-    [
-        (NONE, ALL, "passes 0% of bugs; RL beats it by 100.0 points (95% interval +100.0 to +100.0)."),
-        (ALL, NONE, "passes 100% of bugs; RL is worse than it by 100.0 points (95% interval -100.0 to -100.0)."),
-        (OURS, OURS, "passes 50% of bugs; RL is not shown to differ from it: +0.0 points (95% interval +0.0 to +0.0)."),
-    ],
+    ("greedy", "ours", "verdict"), [(NONE, ALL, "better"), (ALL, NONE, "worse"), (OURS, OURS, "not shown to differ")]
 )
-def test_rl_is_compared_with_greedy_sampling_of_the_policy_before_it(run, greedy, ours, sentence):
+def test_rl_is_compared_with_greedy_sampling_of_the_policy_before_it(run, greedy, ours, verdict):
     evaluated(run.path / "stages", "greedy", greedy)
     evaluated(run.path / "stages", "after", ours)
     report(run)
     results = json.loads((run.path / "results.json").read_text())
     found = results["suites"]["bugs"]["greedy"]
-    assert found["pass_at_1"] == sum(greedy.values()) / 4
-    assert found["rl_minus"]["difference"] == sum(ours.values()) / 4 - found["pass_at_1"]
-    assert found["rl_minus"]["tasks"] == 4
+    assert found["pass_at_1"] == sum(greedy.values()) / len(greedy)
+    assert found["rl_minus"]["difference"] == sum(ours.values()) / len(ours) - found["pass_at_1"]
+    assert found["rl_minus"]["tasks"] == len(ours)
     assert results["suites"]["sft"]["pass_at_1"] == 0.25, "that of sampling"
-    assert f"Greedy sampling before RL {sentence}" in (run.path / "report.html").read_text()
+    (row,) = control_table(results, read_suites(results, {})).rows
+    assert (row.name, row.verdict) == ("greedy sampling before RL: bugs", verdict)
+
+
+def test_the_last_evaluation_is_compared_with_the_one_before_it(run):
+    def change():
+        report(run)
+        return json.loads((run.path / "results.json").read_text())["suites"]["bugs"].get("change")
+
+    low, high = interval([0.5, 0.0, 0.5, 0.0])
+    after = {"from": "before", "to": "after", "difference": 0.25, "low": low, "high": high, "tasks": 4}
+    assert change() == after
+    evaluated(run.path / "stages", "base", NONE)
+    assert change() == after
+    (run.path / "stages" / "evaluate_before.json").unlink()
+    assert (change()["from"], change()["difference"], change()["tasks"]) == ("base", 0.5, 4)
+    (run.path / "stages" / "evaluate_base.json").unlink()
+    assert change() is None
+
+
+def test_a_task_that_an_evaluation_lost_is_not_compared(run):
+    """The infrastructure may lose all attempts at a task; the report is made of the others."""
+    evaluated(run.path / "stages", "greedy", {"a": 0.0, "c": 0.0, "d": 0.0})
+    evaluated(run.path / "stages", "after", {"a": 1.0, "b": 0.5, "d": 0.0})
+    report(run)
+    suite = json.loads((run.path / "results.json").read_text())["suites"]["bugs"]
+    assert (suite["change"]["difference"], suite["change"]["tasks"]) == (pytest.approx(1 / 6), 3)
+    assert (suite["greedy"]["rl_minus"]["difference"], suite["greedy"]["rl_minus"]["tasks"]) == (0.5, 2)
+    evaluated(run.path / "stages", "after", {"x": 1.0})
+    report(run)
+    suite = json.loads((run.path / "results.json").read_text())["suites"]["bugs"]
+    assert "change" not in suite and "rl_minus" not in suite["greedy"]
 
 
 def test_greedy_sampling_is_one_attempt_at_temperature_0(run):
