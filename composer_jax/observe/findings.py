@@ -68,7 +68,7 @@ class SuiteMeasures:
     def about(self) -> str:
         compaction = self.config.get("compaction", "none")
         condition = "" if compaction == "none" else f", compaction {compaction!r}"
-        return f"{self.split} tasks of {_readable(self.family)}{condition}"
+        return f"{self.split} tasks of {readable(self.family)}{condition}"
 
     @property
     def verdict(self) -> str:
@@ -190,7 +190,7 @@ def suite_table(suites: Sequence[SuiteMeasures], titles: Mapping[str, str]) -> T
     """Returns the table that a report opens with: pass@1 of every suite and its verdict."""
     rows = [
         TableRow(
-            _readable(suite.name),
+            readable(suite.name),
             f"{suite.tasks} {suite.split} tasks",
             tuple(_value("rate", number_at(getattr(suite, policy), "pass_at_1")) for policy in titles),
             _difference(suite.change),
@@ -207,11 +207,11 @@ def suite_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [column.removeprefix(PASS_AT_1) for column in columns]
 
 
-def control_table(results: Results, suites: Sequence[SuiteMeasures]) -> Table:
-    """Returns how the final policy differs from each control: greedy sampling before RL, and other runs."""
-    controls = [(f"greedy sampling before RL: {_readable(suite.name)}", suite.greedy) for suite in by_verdict(suites)]
+def control_tables(results: Results, suites: Sequence[SuiteMeasures]) -> list[Table]:
+    """Returns how the final policy differs from each control, greedy sampling before RL and other runs; [] without."""
+    controls = [(f"greedy sampling before RL: {readable(suite.name)}", suite.greedy) for suite in by_verdict(suites)]
     for name, difference in (lookup(results, "controls") or {}).items():
-        controls.append((_readable(name), {**(lookup(results, f"suites.{name}") or {}), "rl_minus": difference}))
+        controls.append((readable(name), {**(lookup(results, f"suites.{name}") or {}), "rl_minus": difference}))
     rows = [
         TableRow(
             name,
@@ -223,7 +223,7 @@ def control_table(results: Results, suites: Sequence[SuiteMeasures]) -> Table:
         for name, measures in controls
         if (difference := measures.get("rl_minus"))
     ]
-    return Table("Controls", ("Pass@1",), "This run minus it, 95% interval", rows)
+    return [Table("Controls", ("Pass@1",), "This run minus it, 95% interval", rows)] if rows else []
 
 
 def run_facts(results: Results) -> list[tuple[str, str]]:
@@ -247,7 +247,7 @@ def run_facts(results: Results) -> list[tuple[str, str]]:
 def result_tables(suites: Sequence[SuiteMeasures], titles: Mapping[str, str]) -> list[Table]:
     """Returns the measures of every suite; those without a number are left out, and so are empty suites."""
     tables = [
-        Table(f"{_readable(suite.name)}: {suite.about}", tuple(titles.values()), "Change", list(_rows(suite, titles)))
+        Table(f"{readable(suite.name)}: {suite.about}", tuple(titles.values()), "Change", list(_rows(suite, titles)))
         for suite in suites
     ]
     return [table for table in tables if table.rows]
@@ -264,7 +264,7 @@ def _rows(suite: SuiteMeasures, policies: Iterable[str]) -> Iterator[TableRow]:
         )
     meaning = "pass@1 of the attempts that changed a file"
     measures.append(("pass_given_attempt", "Pass given a change", meaning, "rate"))
-    uncompacted = _readable(suite.config.get("compare_to", ""))
+    uncompacted = readable(suite.config.get("compare_to", ""))
     measures.append(("compaction_error", "Compaction error", f"pass@1 of {uncompacted} minus pass@1 here", "error"))
     if any(suite.pair("tokens_per_summary")):
         measures.append(("tokens_per_summary", "Summary tokens", "tokens of one summary, mean", "tokens"))
@@ -280,7 +280,7 @@ def pass_at_1_scores(suites: Sequence[SuiteMeasures]) -> list[Score]:
     """Returns pass@1 of each suite with the interval of its change."""
     scores = []
     for suite in suites:
-        score = Score(_readable(suite.name), *_rates(suite, "pass_at_1"))
+        score = Score(readable(suite.name), *_rates(suite, "pass_at_1"))
         if change := suite.change:
             start = getattr(score, change["from"])
             score = score._replace(low=max(0.0, start + change["low"]), high=min(1.0, start + change["high"]))
@@ -292,7 +292,7 @@ def overview_scores(suites: Sequence[SuiteMeasures]) -> list[Score]:
     """Returns the rates of the overview picture."""
     scores = []
     for place, suite in enumerate(suites):
-        name = _readable(suite.name)
+        name = readable(suite.name)
         scores += [score._replace(label=f"{name}, pass@1") for score in pass_at_1_scores([suite])]
         if not place and suite.attempts > 1:
             scores.append(Score(f"{name}, pass@{suite.attempts}", *_rates(suite, "pass_at_k")))
@@ -320,7 +320,7 @@ def phase_fractions(results: Results) -> list[tuple[str, str, float]]:
         return []
     known = {str(name): float(s) for name, s in seconds.items() if isinstance(s, (int, float)) and s >= 0}
     total = sum(known.values()) or 1.0
-    return [(_readable(name), format_duration(s), 100 * s / total) for name, s in known.items()]
+    return [(readable(name), format_duration(s), 100 * s / total) for name, s in known.items()]
 
 
 def format_duration(seconds: float | None) -> str:
@@ -333,7 +333,8 @@ def format_duration(seconds: float | None) -> str:
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def _readable(name: str) -> str:
+def readable(name: str) -> str:
+    """Returns a name of a config as a sentence shows it."""
     return name.replace("_", " ")
 
 

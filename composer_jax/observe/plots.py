@@ -11,9 +11,8 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter, StrMethodFormatter
 
-from composer_jax.observe.findings import Score, suite_names
+from composer_jax.observe.findings import Pair, Score, readable, suite_names
 from composer_jax.observe.picture import (
-    DARK,
     LIGHT,
     Rows,
     Theme,
@@ -28,23 +27,6 @@ from composer_jax.observe.picture import (
     start_y_at_zero,
 )
 
-__all__ = [
-    "DARK",
-    "LIGHT",
-    "plot_health",
-    "plot_nll_by_context",
-    "plot_overview",
-    "plot_pass_at_1",
-    "plot_pretraining",
-    "plot_reward",
-    "plot_sft",
-    "plot_summaries",
-    "plot_staleness",
-    "plot_suites",
-    "plot_time_split",
-]
-
-Pair = tuple[float | None, float | None]
 Marks = Mapping[str, Pair]  # family -> held-out pass@1 before and after RL, each 0..1
 HEALTH = (
     ("entropy", "Policy entropy", "nats per token"),
@@ -94,7 +76,7 @@ def plot_sft(rows: Rows, path: Path, theme: Theme = LIGHT) -> Path | None:
     return save_figure(figure, path) if _draw_sft(ax, rows, theme) else None
 
 
-def plot_reward(rows: Rows, path: Path, marks: Marks, theme: Theme = LIGHT) -> Path | None:
+def plot_reward(rows: Rows, marks: Marks, path: Path, theme: Theme = LIGHT) -> Path | None:
     """Plots mean reward per RL step, a panel per family, with held-out pass@1 before and after RL at the edges."""
     families = _families(rows)
     if not families:
@@ -108,7 +90,7 @@ def plot_reward(rows: Rows, path: Path, marks: Marks, theme: Theme = LIGHT) -> P
         percent_y_axis(ax)
         integer_x_axis(ax)
         last = index == len(families) - 1
-        label_axes(ax, theme, f"RL reward: {_readable(family)}", "RL step" if last else "", "mean reward")
+        label_axes(ax, theme, f"RL reward: {readable(family)}", "RL step" if last else "", "mean reward")
     return save_figure(figure, path)
 
 
@@ -186,7 +168,7 @@ def plot_staleness(rows: Rows, path: Path, theme: Theme = LIGHT) -> Path | None:
     return save_figure(figure, path) if drawn else None
 
 
-def plot_suites(rows: Rows, path: Path, stage: str, theme: Theme = LIGHT) -> Path | None:
+def plot_suites(rows: Rows, stage: str, path: Path, theme: Theme = LIGHT) -> Path | None:
     """Plots pass@1 of the suites that ran while a stage trained, against its step, with 95 % intervals as bands.
 
     Args:
@@ -202,7 +184,7 @@ def plot_suites(rows: Rows, path: Path, stage: str, theme: Theme = LIGHT) -> Pat
         low, high = (columns(of_suite, "step", f"{bound}_{name}") for bound in ("low", "high"))
         ax.fill_between(low[0], low[1], high[1], color=color, alpha=0.15, linewidth=0)
         ax.vlines(low[0], low[1], high[1], color=color, alpha=0.4, linewidth=1)  # a single row has no band
-        ax.plot(steps, rates, "-o", color=color, markersize=3.5, linewidth=1.6, label=_readable(name))
+        ax.plot(steps, rates, "-o", color=color, markersize=3.5, linewidth=1.6, label=readable(name))
     percent_y_axis(ax)
     integer_x_axis(ax)
     label_axes(ax, theme, f"{stage}: pass@1 while it trains, 95% interval", f"{stage} step", "pass@1")
@@ -257,7 +239,7 @@ def plot_overview(
     for index, family in enumerate(_families(rl)):
         color = theme.palette[index % len(theme.palette)]
         steps, values = columns(rl, "step", f"reward_{family}")
-        drawn.append(draw_curve(rewards, steps, values, _readable(family), color))
+        drawn.append(draw_curve(rewards, steps, values, readable(family), color))
     percent_y_axis(rewards)
     label_axes(rewards, theme, "RL: mean reward on training tasks", "RL step", "reward", legend_columns=2)
     if columns(rl, "step", "facts_kept_last")[1]:
@@ -293,7 +275,7 @@ def _draw_pretraining(ax: Axes, rows: Rows, theme: Theme) -> bool:
             place = of_phase[0]["tokens"] / scale
             ax.axvline(place, color=theme.muted, linewidth=1, linestyle=":")
             where = ax.get_xaxis_transform()
-            ax.text(place, 0.97, f" {_readable(stage)}", transform=where, fontsize=8, color=theme.text, va="top")
+            ax.text(place, 0.97, f" {readable(stage)}", transform=where, fontsize=8, color=theme.text, va="top")
     tokens, heldout = columns(rows, "tokens", "heldout_nll", scale)
     if tokens:
         color = theme.palette[1]
@@ -402,10 +384,6 @@ def time_parts(rows: Rows) -> dict[str, list[float]]:
 def _families(rows: Rows) -> list[str]:
     keys = dict.fromkeys(key for row in rows for key in row if key.startswith("reward_"))
     return [key.removeprefix("reward_") for key in keys if columns(rows, "step", key)[0]]
-
-
-def _readable(family: str) -> str:
-    return family.replace("_", " ")
 
 
 def _token_scale(rows: Rows) -> tuple[float, str]:

@@ -6,6 +6,7 @@ import hashlib
 import importlib.resources
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from composer_jax.errors import UserError
 from composer_jax.observe import findings, plots
 from composer_jax.observe.episodes import STAGES, EpisodeRecord, read_episodes
 from composer_jax.observe.metrics import read_metrics
+from composer_jax.observe.picture import DARK, LIGHT, Theme
 
 EPISODE_BYTES = 3_500_000  # most episode text in the page, which stays below 5 MB with the plots
 
@@ -121,11 +123,7 @@ def write_report(workdir: Path) -> Path:
         headline=findings.headline(results, suites, titles),
         opening=findings.suite_table(suites, titles),
         missing=run.missing(),
-        tables=[
-            table
-            for table in (findings.control_table(results, suites), *findings.result_tables(suites, titles))
-            if table.rows
-        ],
+        tables=[*findings.control_tables(results, suites), *findings.result_tables(suites, titles)],
         figures=_figures(run, suites, titles, workdir / "plots"),
         facts=findings.run_facts(results),
         phases=findings.phase_fractions(results),
@@ -153,88 +151,64 @@ class PageFigure:
     dark: str
 
 
-Draw = Callable[[Path, plots.Theme], Path | None]
+Draw = Callable[[Path, Theme], Path | None]
 
 
 def _figure_specs(
     metrics: Mapping[str, list[dict[str, Any]]], suites: list[findings.SuiteMeasures], titles: Mapping[str, str]
-) -> tuple[tuple[str, str, str, Draw], ...]:
-    """Returns (file name, alternative text, place in the page, function that draws it) of every plot of the page."""
-    scores, marks = findings.pass_at_1_scores(findings.by_verdict(suites)), findings.family_marks(suites)
-    return (
-        (
-            "pass_at_1",
+) -> dict[str, tuple[str, str, Draw]]:
+    """Returns file name -> (alternative text, place in the page, function that draws it) of every plot of the page."""
+    rl, scores = metrics["rl"], findings.pass_at_1_scores(findings.by_verdict(suites))
+    of_suites = "{}: pass@1 of suites that ran while it trained, with 95% intervals"
+    return {
+        "pass_at_1": (
             "Pass@1 of every suite by policy, with the 95% interval of its change",
             "opening",
-            lambda path, theme: plots.plot_pass_at_1(scores, titles, path, theme),
+            partial(plots.plot_pass_at_1, scores, titles),
         ),
-        (
-            "pretraining",
+        "pretraining": (
             "Pretraining: training loss and held-out loss against tokens",
             "curves",
-            lambda path, theme: plots.plot_pretraining(metrics["pretrain"], path, theme),
+            partial(plots.plot_pretraining, metrics["pretrain"]),
         ),
-        (
-            "sft",
-            "Supervised fine-tuning: loss against tokens",
-            "curves",
-            lambda path, theme: plots.plot_sft(metrics["sft"], path, theme),
-        ),
-        (
-            "rl_reward",
+        "sft": ("Supervised fine-tuning: loss against tokens", "curves", partial(plots.plot_sft, metrics["sft"])),
+        "rl_reward": (
             "RL: mean reward per step and family",
             "curves",
-            lambda path, theme: plots.plot_reward(metrics["rl"], path, marks, theme),
+            partial(plots.plot_reward, rl, findings.family_marks(suites)),
         ),
-        *(
-            (
-                f"suites_{stage}",
-                f"{stage.upper()}: pass@1 of suites that ran while it trained, with 95% intervals",
-                "curves",
-                lambda path, theme, stage=stage: plots.plot_suites(
-                    metrics[f"evaluate_{stage}"], path, stage.upper(), theme
-                ),
-            )
-            for stage in ("sft", "rl")
-        ),
-        (
-            "summaries",
+        "suites_sft": (of_suites.format("SFT"), "curves", partial(plots.plot_suites, metrics["evaluate_sft"], "SFT")),
+        "suites_rl": (of_suites.format("RL"), "curves", partial(plots.plot_suites, metrics["evaluate_rl"], "RL")),
+        "summaries": (
             "Self-summaries: length and pass rate against RL step",
             "curves",
-            lambda path, theme: plots.plot_summaries(metrics["rl"], path, theme),
+            partial(plots.plot_summaries, rl),
         ),
-        (
-            "rl_health",
-            "RL: entropy, importance ratio, gradient norm, turns",
-            "wide",
-            lambda path, theme: plots.plot_health(metrics["rl"], path, theme),
-        ),
-        (
-            "rl_staleness",
+        "rl_health": ("RL: entropy, importance ratio, gradient norm, turns", "wide", partial(plots.plot_health, rl)),
+        "rl_staleness": (
             "RL: staleness, KL of sampler and learner, tokens out of the trust region, replayed experts, groups",
             "wide",
-            lambda path, theme: plots.plot_staleness(metrics["rl"], path, theme),
+            partial(plots.plot_staleness, rl),
         ),
-        (
-            "time_split",
+        "time_split": (
             "Seconds of each RL step by what they were spent on",
             "time",
-            lambda path, theme: plots.plot_time_split(metrics["rl"], path, theme),
+            partial(plots.plot_time_split, rl),
         ),
-    )
+    }
 
 
 def _figures(
     run: RunFiles, suites: list[findings.SuiteMeasures], titles: Mapping[str, str], folder: Path
 ) -> list[PageFigure]:
     metrics, figures = run.metrics, []
-    for name, title, group, draw in _figure_specs(metrics, suites, titles):
-        light = draw(folder / f"{name}.png", plots.LIGHT)
-        dark = draw(folder / f"{name}_dark.png", plots.DARK)
+    for name, (title, group, draw) in _figure_specs(metrics, suites, titles).items():
+        light = draw(folder / f"{name}.png", LIGHT)
+        dark = draw(folder / f"{name}_dark.png", DARK)
         if light and dark:
             figures.append(PageFigure(title, group, _data_uri(light), _data_uri(dark)))
     scores = findings.overview_scores(suites)
-    for name, theme in (("overview", plots.LIGHT), ("overview_dark", plots.DARK)):
+    for name, theme in (("overview", LIGHT), ("overview_dark", DARK)):
         plots.plot_overview(metrics, scores, folder / f"{name}.png", theme)
     return figures
 

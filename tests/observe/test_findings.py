@@ -63,12 +63,12 @@ def test_controls_are_compared_with_the_final_policy():
         "suites": {"bugs": {"after": suite_measures(1, 0.75, 0.75), "greedy": greedy}, "rft": {"pass_at_1": 0.8}},
         "controls": {"rft": change(-0.05, -0.1, 0.0, tasks=64)},
     }
-    table = findings.control_table(results, findings.read_suites(results, {}))
+    (table,) = findings.control_tables(results, findings.read_suites(results, {}))
     assert [(row.name, row.meaning, *row.values, row.verdict) for row in table.rows] == [
         ("greedy sampling before RL: bugs", "32 tasks", "50.0%", "better"),
         ("rft", "64 tasks", "80.0%", "not shown to differ"),
     ]
-    assert findings.control_table(RESULTS, SUITES).rows == []
+    assert findings.control_tables(RESULTS, SUITES) == []
 
 
 def test_the_picture_has_the_interval_of_the_change_where_it_lies():

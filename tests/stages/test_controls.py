@@ -6,7 +6,7 @@ import pytest
 
 from composer_jax.errors import UserError
 from composer_jax.evals.interval import interval
-from composer_jax.observe.findings import control_table, read_suites
+from composer_jax.observe.findings import control_tables, read_suites
 from composer_jax.stages.evaluate import evaluations, suites, temperature
 from composer_jax.stages.report import report
 from composer_jax.stages.run import Run
@@ -53,7 +53,7 @@ def test_the_difference_is_paired_by_task(run):
     assert results["suites"]["rft"]["pass_at_1"] == 0.25 and results["suites"]["rft"]["tasks"] == 4
     low, high = interval([0.5, 0.0, 0.5, 0.0])
     assert results["controls"] == {"rft": {"difference": 0.25, "low": low, "high": high, "tasks": 4}}
-    (row,) = control_table(results, read_suites(results, {})).rows
+    ((row,),) = [table.rows for table in control_tables(results, read_suites(results, {}))]
     assert low == 0 and (row.name, row.verdict) == ("rft", "not shown to differ")
     assert "This run minus it" in (run.path / "report.html").read_text()
 
@@ -74,7 +74,7 @@ def test_rl_is_compared_with_greedy_sampling_of_the_policy_before_it(run, greedy
     assert found["rl_minus"]["difference"] == sum(ours.values()) / len(ours) - found["pass_at_1"]
     assert found["rl_minus"]["tasks"] == len(ours)
     assert results["suites"]["sft"]["pass_at_1"] == 0.25, "that of sampling"
-    (row,) = control_table(results, read_suites(results, {})).rows
+    ((row,),) = [table.rows for table in control_tables(results, read_suites(results, {}))]
     assert (row.name, row.verdict) == ("greedy sampling before RL: bugs", verdict)
 
 

@@ -90,7 +90,7 @@ def test_the_suite_of_the_config_ran_after_its_step(run):
     rows = read_metrics(run[0] / "metrics" / "evaluate_rl.jsonl")
     assert [(row["step"], row["lost_bugfix"]) for row in rows] == [(2, 0)]
     page = (run[0] / "report.html").read_text(encoding="utf-8")
-    assert "after step 2 of RL (95% interval" in page and (run[0] / "plots" / "suites_rl.png").exists()
+    assert "RL: pass@1 of suites that ran while it trained" in page and (run[0] / "plots" / "suites_rl.png").exists()
 
 
 def test_the_report_is_one_file_without_a_network(run):
