@@ -56,8 +56,9 @@ EXTRAS = {
     # Compares our network with the public PyTorch implementation. Large; only CI and the curious need it. transformers
     # needs accelerate to read GGUF files.
     "parity": ["accelerate>=1.10", "torch==2.13.0", "transformers>=5.0,<6"],
-    # Metrics as event files of TensorBoard (config.tensorboard); pure Python.
+    # Metric sinks (config.metric_sinks): TensorBoard's event files, in pure Python, and Weights & Biases.
     "tensorboard": ["tensorboardX>=2.6.4,<3"],
+    "wandb": ["wandb>=0.31,<1"],
     "tpu": ["jax[tpu]>=0.10.2,<0.12"],
     # CUDA 13 is what the JAX project recommends; with an older driver install jax[cuda12] by hand instead.
     "gpu": ["jax[cuda13]>=0.10.2,<0.12"],

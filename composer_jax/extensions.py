@@ -1,11 +1,16 @@
 """Extensions: a config names our implementations by a short name and a user's by import path.
 
-An import path is "package.module:Attribute". It is resolved where it is used, in every process, so a resumed run, the
-report and other machines need nothing but config.json and a Python path that holds the module.
+An import path is "package.module:Attribute" or "path/file.py:Attribute". It is resolved where it is used, in every
+process, so a resumed run, the report and other machines need nothing but config.json and a Python path that holds the
+module, or the file at its path.
 """
 
 import importlib
+import importlib.util
+import sys
 from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 from composer_jax.errors import UserError
@@ -32,7 +37,7 @@ def resolve(name: str, table: Mapping[str, T], place: str) -> T:
 
 
 def import_object(path: str, place: str) -> Any:
-    """Returns the object at the import path "package.module:Attribute".
+    """Returns the object at the import path "package.module:Attribute" or "path/file.py:Attribute".
 
     Raises:
       UserError: the module cannot be imported or lacks the attribute; the sentence begins with `place`, which says
@@ -40,9 +45,25 @@ def import_object(path: str, place: str) -> Any:
     """
     module, _, attribute = path.partition(":")
     try:
-        value: Any = importlib.import_module(module)
+        value: Any = _import_file(Path(module)) if module.endswith(".py") else importlib.import_module(module)
         for part in attribute.split("."):
             value = getattr(value, part)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, ValueError, OSError) as error:
         raise UserError(f"{place}={path!r} cannot be imported: {error}.") from error
     return value
+
+
+def _import_file(path: Path) -> ModuleType:
+    """Returns the module of a file, which runs once in a process; its name is its absolute path."""
+    name = str(path.resolve())
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, name)
+        assert spec is not None and spec.loader is not None  # the suffix is .py
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module  # dataclasses look their module up
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name]

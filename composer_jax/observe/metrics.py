@@ -8,13 +8,13 @@ import json
 import math
 import numbers
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 from composer_jax.atomic_write import write_atomically
 from composer_jax.errors import UserError
-from composer_jax.observe.tensorboard import EventFiles
+from composer_jax.observe.sinks import Sink
 
 
 class MetricsWriter:
@@ -22,23 +22,24 @@ class MetricsWriter:
 
     before_write: called before every row, such as Workdir.require_held: a run that lost its folder ends at the next
       step.
-    events: folder in which TensorBoard finds the same rows; None writes none.
+    sinks: get the same rows, and are closed with the writer.
 
     Opening an existing file continues it: an incomplete last line (the run was killed while writing) is dropped, and
     the clock continues from the last row. A run that resumes from an older checkpoint calls `truncate_after` first.
     """
 
-    def __init__(self, path: Path, before_write: Callable[[], None] | None = None, events: Path | None = None):
-        self.path, self._before_write = Path(path), before_write
+    def __init__(self, path: Path, before_write: Callable[[], None] | None = None, sinks: Sequence[Sink] = ()):
+        self.path, self._before_write, self._sinks = Path(path), before_write, sinks
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"cannot make the folder {self.path.parent}: {error.strerror}") from error
         rows = read_metrics(self.path)
         self._reopen(rows, rewrite=not _ends_with_newline(self.path))
-        self._events = None if events is None else EventFiles(events, self._valid_step - bool(rows))
-        if self._events is not None and rows:
-            self._events.write(rows[-1])  # a kill may have lost a part of its events
+        for sink in sinks:
+            sink.truncate_after(self._valid_step - bool(rows))
+            if rows:
+                sink.write(rows[-1])  # a kill may have lost the copy
 
     def write(self, step: int, **values: Any) -> None:
         """Appends one row. Values are None, numbers, or anything that `float` accepts (a jax or numpy scalar).
@@ -59,20 +60,20 @@ class MetricsWriter:
         self._file.write(json.dumps(row, allow_nan=False, separators=(",", ":")) + "\n")
         self._file.flush()
         self._last_step = step
-        if self._events is not None:
-            self._events.write(row)
+        for sink in self._sinks:
+            sink.write(row)
 
     def truncate_after(self, step: int) -> None:
         """Drops the rows of steps after `step` by an atomic rewrite."""
         self._file.close()
         self._reopen([row for row in read_metrics(self.path) if row["step"] <= step], rewrite=True)
-        if self._events is not None:
-            self._events.truncate_after(self._valid_step)
+        for sink in self._sinks:
+            sink.truncate_after(self._valid_step)
 
     def close(self) -> None:
         self._file.close()
-        if self._events is not None:
-            self._events.close()
+        for sink in self._sinks:
+            sink.close()
 
     def __enter__(self) -> Self:
         return self

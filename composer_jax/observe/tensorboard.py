@@ -1,53 +1,40 @@
-"""TensorBoard's event files of the rows of a metrics file."""
+"""TensorBoard's event files as a sink of metrics."""
 
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from composer_jax.errors import UserError
+try:
+    from tensorboardX import SummaryWriter
+except ImportError as error:
+    raise ImportError('it needs the package tensorboardX: pip install "composer_jax[tensorboard]"') from error
 
 
-def require_tensorboard() -> type:
-    """Returns tensorboardX's SummaryWriter. Raises a UserError if the package is not installed."""
-    try:
-        from tensorboardX import SummaryWriter
-    except ImportError as error:
-        raise UserError(
-            'config.tensorboard=True needs the package tensorboardX: pip install "composer_jax[tensorboard]"'
-        ) from error
-    return SummaryWriter
-
-
-class EventFiles:
-    """Writes the numbers of rows as scalars of their steps, into a folder that `tensorboard --logdir` shows.
+class TensorBoardSink:
+    """Writes the numbers of rows as scalars of their steps into DIR/tensorboard/STAGE, for `tensorboard --logdir`.
 
     Event files cannot be cut. A file that begins after step s says so, and TensorBoard then ignores what older files of
     the folder have of later steps.
     """
 
-    def __init__(self, folder: Path, step: int):
-        """step: the last one of which the older files of the folder are valid."""
-        self._folder, self._make = folder, require_tensorboard()
-        self._open(step)
+    def __init__(self, workdir: Path, stage: str, config: Mapping[str, Any]):
+        self._folder = workdir / "tensorboard" / stage
+        self._writer: SummaryWriter | None = None
+
+    def truncate_after(self, step: int) -> None:
+        self.close()
+        # The library names a file by the second, and would overwrite an older one of the same second.
+        suffix = f".{time.time_ns()}"
+        self._writer = SummaryWriter(str(self._folder), purge_step=step + 1, filename_suffix=suffix)
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Writes a row of metrics; null has no event."""
+        assert self._writer is not None
         for name, value in row.items():
             if name != "step" and value is not None:
                 self._writer.add_scalar(name, value, row["step"])
         self._writer.flush()
 
-    def truncate_after(self, step: int) -> None:
-        """Makes the events of later steps invalid."""
-        self._writer.close()
-        self._open(step)
-
     def close(self) -> None:
-        """Closes the file."""
-        self._writer.close()
-
-    def _open(self, step: int) -> None:
-        # The library names a file by the second, and would overwrite an older one of the same second.
-        suffix = f".{time.time_ns()}"
-        self._writer = self._make(str(self._folder), purge_step=step + 1, filename_suffix=suffix)
+        if self._writer is not None:
+            self._writer.close()

@@ -6,11 +6,33 @@ from typing import Any
 from composer_jax.schema.config_dict import field_paths
 
 RENAMED: dict[str, str] = {
-    "sampler.capacity": "sampler.max_model_len",
-    "pretrain.bias_rate": "pretrain.router_bias_update_rate",
-    "sft.bias_rate": "sft.router_bias_update_rate",
-    "phases.NAME.bias_rate": "phases.NAME.router_bias_update_rate",
-    "rl.curriculum.climb_at": "rl.curriculum.promote_above",
+    "tensorboard": 'metric_sinks=("tensorboard",)',
+    "batch": "pretrain.batch_size and pretrain.seq_len",
+    "decode": "sampler (sampler.mesh, sampler.param_dtype, sampler.slots, sampler.capacity)",
+    "optimizer": "pretrain.optimizer, sft.optimizer and rl.optimizer",
+    "data.tokenizer_tasks": "data.tokenizer_texts.NAME.count",
+    "pretrain.copy_fraction": "pretrain.sources.copying.weight",
+    "pretrain.exercise_fraction": "pretrain.sources.exercises.weight",
+    "pretrain.exercises": "pretrain.sources.exercises.options.count",
+    "pretrain.mtp_weight": "pretrain.loss.mtp_weight",
+    "pretrain.balance_weight": "pretrain.loss.balance_weight",
+    "sft.traces": "sft.sources.conversations.options.traces",
+    "sft.rates": "sft.sources.conversations.options.rates",
+    "sft.exercises": "sft.sources.exercises.options.count",
+    "agent.max_turns": "agent.limits.max_turns",
+    "agent.max_turn_tokens": "agent.limits.max_turn_tokens",
+    "agent.max_episode_tokens": "agent.limits.max_episode_tokens",
+    "agent.trigger": "agent.compactions.NAME.trigger",
+    "agent.max_segments": "agent.compactions.NAME.max_segments",
+    "agent.max_summary_tokens": "agent.compactions.NAME.max_summary_tokens",
+    "agent.max_report_tokens": "agent.compactions.NAME.max_summary_tokens",
+    "rl.batch": "rl.batches",
+    "rl.ratio_low": "rl.loss.ratio_low",
+    "rl.ratio_high": "rl.loss.ratio_high",
+    "rl.uncompacted_share": "rl.uncompacted_fraction",
+    "evaluate.tasks": "evaluate.suites.NAME.tasks",
+    "evaluate.attempts": "evaluate.suites.NAME.attempts",
+    "evaluate.other_attempts": "evaluate.suites.NAME.attempts and evaluate.heldout_attempts",
 }
 
 REMOVED: dict[str, str] = {

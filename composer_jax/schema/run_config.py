@@ -48,9 +48,9 @@ class RunConfig:
     stages: tuple[str, ...] = STAGES
     """Training stages of the run, of pretrain, the names of `phases`, sft and rl. A stage that is left out is skipped:
     the next one starts from the weights before it."""
-    tensorboard: bool = False
-    """Whether the rows of DIR/metrics are written for TensorBoard as well (extra `tensorboard`):
-    `tensorboard --logdir=DIR/tensorboard`."""
+    metric_sinks: tuple[str, ...] = ()
+    """Where the rows of DIR/metrics go as well: "tensorboard" (DIR/tensorboard), "wandb" (Weights & Biases), each with
+    the extra of its name, or the import path of a sink of yours (observe/sinks.py)."""
     seed: int = 0
     """Seed of initialisation, data order, tasks and sampling."""
     mesh: MeshConfig = field(default_factory=MeshConfig)

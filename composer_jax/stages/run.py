@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from composer_jax.errors import UserError
 from composer_jax.observe.metrics import MetricsWriter, NoMetrics
-from composer_jax.observe.tensorboard import require_tensorboard
+from composer_jax.observe.sinks import find_sinks
 from composer_jax.parallel.context import zigzag_order
 from composer_jax.parallel.mesh import MeshConfig, batch_shards
 from composer_jax.parallel.platform import configure_cpu, use_compilation_cache
@@ -51,8 +51,7 @@ class Run:
         plain = to_config_dict(self.config).to_dict()
         configure_cpu(self.config.mesh.cpu_devices)
         use_compilation_cache()
-        if self.config.tensorboard:
-            require_tensorboard()  # not after the first hours
+        self._sinks = find_sinks(self.config.metric_sinks)  # a missing package is not named after the first hours
         if process_count() > 1:
             self._require_collectives()
         self.workdir = _open_workdir(workdir, plain)
@@ -109,11 +108,12 @@ class Run:
         broadcast_from_process0(lambda: self.workdir.mark_done(name, {**result, **usage()}))
 
     def metrics(self, stage: str) -> MetricsWriter | NoMetrics:
-        """Returns the writer of metrics/STAGE.jsonl and of tensorboard/STAGE; only process 0 writes."""
+        """Returns the writer of metrics/STAGE.jsonl and of the metric sinks; only process 0 writes."""
         if not is_first_process():
             return NoMetrics()
-        events = self.path / "tensorboard" / stage if self.config.tensorboard else None
-        return MetricsWriter(self.path / "metrics" / f"{stage}.jsonl", self.workdir.require_held, events)
+        config = to_config_dict(self.config).to_dict()
+        sinks = [sink(self.path, stage, config) for sink in self._sinks]
+        return MetricsWriter(self.path / "metrics" / f"{stage}.jsonl", self.workdir.require_held, sinks)
 
     def _require_collectives(self) -> None:
         for config, mesh in self._meshes.items():

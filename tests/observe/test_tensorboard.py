@@ -8,6 +8,7 @@ from tensorboardX.proto import event_pb2
 
 from composer_jax.errors import UserError
 from composer_jax.observe.metrics import MetricsWriter, read_metrics
+from composer_jax.observe.tensorboard import TensorBoardSink
 from composer_jax.stages.run import Run
 from configs.tiny import get_config
 
@@ -33,8 +34,8 @@ def events_of(folder):
 
 
 def test_tensorboard_shows_the_rows_of_the_file(tmp_path):
-    path, folder = tmp_path / "m.jsonl", tmp_path / "events"
-    with MetricsWriter(path, events=folder) as metrics:
+    path, folder = tmp_path / "m.jsonl", tmp_path / "tensorboard" / "rl"
+    with MetricsWriter(path, sinks=[TensorBoardSink(tmp_path, "rl", {})]) as metrics:
         for step in range(4):
             metrics.write(step, loss=step / 2, reward=None if step < 2 else 1.0, bad=float("nan"))
     shown = events_of(folder)
@@ -44,14 +45,14 @@ def test_tensorboard_shows_the_rows_of_the_file(tmp_path):
 
 
 def test_a_run_that_goes_on_shows_no_step_twice(tmp_path):
-    path, folder = tmp_path / "m.jsonl", tmp_path / "events"
-    with MetricsWriter(path, events=folder) as metrics:
+    path, folder = tmp_path / "m.jsonl", tmp_path / "tensorboard" / "rl"
+    with MetricsWriter(path, sinks=[TensorBoardSink(tmp_path, "rl", {})]) as metrics:
         for step in range(1, 6):
             metrics.write(step, loss=step)
         metrics.truncate_after(3)
         metrics.write(4, loss=40)
     assert events_of(folder)["loss"] == {1: 1, 2: 2, 3: 3, 4: 40}
-    with MetricsWriter(path, events=folder) as metrics:
+    with MetricsWriter(path, sinks=[TensorBoardSink(tmp_path, "rl", {})]) as metrics:
         metrics.truncate_after(2)
         metrics.write(3, loss=30)
         metrics.write(4, loss=41)
@@ -59,10 +60,10 @@ def test_a_run_that_goes_on_shows_no_step_twice(tmp_path):
 
 
 def test_a_row_whose_events_a_kill_has_lost_is_written_again(tmp_path):
-    path, folder = tmp_path / "m.jsonl", tmp_path / "events"
+    path, folder = tmp_path / "m.jsonl", tmp_path / "tensorboard" / "rl"
     with MetricsWriter(path) as metrics:  # as if the queue of events had died with the process
         metrics.write(1, loss=1.0)
-    with MetricsWriter(path, events=folder) as metrics:
+    with MetricsWriter(path, sinks=[TensorBoardSink(tmp_path, "rl", {})]) as metrics:
         metrics.truncate_after(1)
         metrics.write(2, loss=2.0)
     assert events_of(folder)["loss"] == {1: 1.0, 2: 2.0}
@@ -70,17 +71,9 @@ def test_a_row_whose_events_a_kill_has_lost_is_written_again(tmp_path):
 
 def test_a_missing_package_is_named_before_the_run_starts(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    monkeypatch.delitem(sys.modules, "composer_jax.observe.tensorboard")
     config = get_config("smoke")
-    config.tensorboard = True
+    config.metric_sinks = ("tensorboard",)
     with pytest.raises(UserError, match=r'pip install "composer_jax\[tensorboard\]"'):
         Run(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_a_run_writes_events_only_if_its_config_says_so(tmp_path):
-    for wanted in (False, True):
-        config = get_config("smoke")
-        config.tensorboard = wanted
-        with Run(config, tmp_path / str(wanted)) as run, run.metrics("sft") as metrics:
-            metrics.write(1, loss=2.0)
-        assert (tmp_path / str(wanted) / "tensorboard" / "sft").exists() == wanted

@@ -35,7 +35,8 @@ MODEL = ModelConfig(
 
 
 def get_config() -> ConfigDict:
-    config = config_dict(RunConfig(MODEL))
+    config = default_config(MODEL)
+    config.metric_sinks = (f"{OWN}RowCount",)
     config.mesh.cpu_devices = 1
     config.data.update({"max_bytes": 100_000, "max_heldout_bytes": 4_000, "tokenizer_bytes": 100_000})
     config.data.chat_format = f"{OWN}RecordedFormat"

@@ -23,6 +23,7 @@ EXTENSIONS = {
     "dispatch",
     "initialiser",
     "loss",
+    "metric sink",
     "optimizer",
     "task family",
     "task format",
@@ -65,6 +66,9 @@ def test_a_config_uses_extensions_from_a_file_outside_the_repository(tmp_path):
             "after": episodes,
         }
     assert results["sft"]["solutions"] == 8
+    for stage in ("pretrain", "sft", "rl"):
+        rows = (workdir / "metrics" / f"{stage}.jsonl").read_text().count("\n")
+        assert int((workdir / f"rows_{stage}").read_text()) == rows > 0
     assert result.stdout.splitlines()[-1].startswith("offsets pass@1 ")
 
     # The report needs config.json and the modules that it names: neither the config file nor the tasks.
