@@ -122,16 +122,9 @@ def read_suites(results: Results, config: Mapping[str, Any]) -> list[SuiteMeasur
     configs = lookup(config, "evaluate.suites") or {}
     measured = lookup(results, "suites") or {}
     headline = [name for name in lookup(config, "evaluate.headline") or () if name in measured]
+    parts = ("before", "after", "base", "greedy", "change")
     return [
-        SuiteMeasures(
-            name,
-            configs.get(name, {}),
-            measured[name].get("before") or {},
-            measured[name].get("after") or {},
-            measured[name].get("base") or {},
-            measured[name].get("greedy") or {},
-            measured[name].get("change") or {},
-        )
+        SuiteMeasures(name, configs.get(name, {}), **{part: measured[name].get(part) or {} for part in parts})
         for name in dict.fromkeys((*headline, *measured))
         if measured[name].keys() & {"base", "before", "after"}  # not the pooled results of a policy
     ]
@@ -191,7 +184,7 @@ def suite_table(suites: Sequence[SuiteMeasures], titles: Mapping[str, str]) -> T
     rows = [
         TableRow(
             readable(suite.name),
-            f"{suite.tasks} {suite.split} tasks",
+            _count(suite.tasks, f"{suite.split} task"),
             tuple(_value("rate", number_at(getattr(suite, policy), "pass_at_1")) for policy in titles),
             _difference(suite.change),
             suite.verdict,
@@ -269,10 +262,10 @@ def _rows(suite: SuiteMeasures, policies: Iterable[str]) -> Iterator[TableRow]:
     if any(suite.pair("tokens_per_summary")):
         measures.append(("tokens_per_summary", "Summary tokens", "tokens of one summary, mean", "tokens"))
     for key, name, meaning, kind in measures:
-        measured = [getattr(suite, policy) for policy in policies]
-        numbers = [number_at(measures, key) for measures in measured]
+        by_policy = [getattr(suite, policy) for policy in policies]
+        numbers = [number_at(measured, key) for measured in by_policy]
         if any(number is not None for number in numbers):
-            cells = tuple(_cell(kind, measures, key) for measures in measured)
+            cells = tuple(_cell(kind, measured, key) for measured in by_policy)
             yield TableRow(name, meaning, cells, _change(kind, *numbers[-2:]))
 
 
