@@ -51,7 +51,7 @@ class WandbSink:
             self._run.log({name: value for name, value in row.items() if value is not None}, step=row["step"])
 
     def truncate_after(self, step: int) -> None:
-        pass
+        """Does nothing: W&B takes no row back, and `write` leaves out the steps that it has."""
 
     def close(self) -> None:
         self._run.finish()

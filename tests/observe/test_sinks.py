@@ -5,7 +5,7 @@ import pytest
 from composer_jax.errors import UserError
 from composer_jax.observe.metrics import MetricsWriter
 from composer_jax.observe.sinks import SINKS, find_sinks
-from composer_jax.stages.config import run_config
+from composer_jax.schema.run_config import run_config
 from composer_jax.stages.run import Run
 from configs.tiny import get_config
 

@@ -35,7 +35,7 @@ MODEL = ModelConfig(
 
 
 def get_config() -> ConfigDict:
-    config = default_config(MODEL)
+    config = config_dict(RunConfig(MODEL))
     config.metric_sinks = (f"{OWN}RowCount",)
     config.mesh.cpu_devices = 1
     config.data.update({"max_bytes": 100_000, "max_heldout_bytes": 4_000, "tokenizer_bytes": 100_000})
