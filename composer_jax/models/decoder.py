@@ -8,7 +8,7 @@ experts one, and a network with experts in every other layer as many as layers.
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import chex
 import jax
@@ -33,7 +33,7 @@ from composer_jax.parallel import context
 from composer_jax.parallel.sharding import axis_size
 
 Module = TypeVar("Module", bound=nnx.Module)
-Carry = TypeVar("Carry")
+Tree = TypeVar("Tree")
 
 
 class Hidden(NamedTuple):
@@ -57,6 +57,16 @@ class MTPHidden(NamedTuple):
     """Statistics of every module; None without experts."""
     max_logits_MH: jax.Array | None = None
     """As in Hidden."""
+
+
+class LayerInputs(NamedTuple):
+    """What one layer of a scan has for itself."""
+
+    block: Block
+    windowed: jax.Array
+    """bool scalar: whether the layer has the sliding window."""
+    ids_BSk: jax.Array | None
+    """The replayed experts of an expert layer; None for a dense layer, or where the routers choose."""
 
 
 class Decoder(nnx.Module):
@@ -101,24 +111,27 @@ class Decoder(nnx.Module):
         _check_rows(tokens_BS, positions_BS, segments_BS)
         self._check_replay(replay, tokens_BS)
         token_mask_BS, mask = segments_BS > 0, self._attention_mask(segments_BS)
-        x_BSD = self.embedding(tokens_BS, positions_BS)
 
-        def layer(x_BSD: jax.Array, block: Block, windowed: jax.Array, ids_BSk: jax.Array | None):
-            layer_replay = None if replay is None or ids_BSk is None else replay._replace(ids=ids_BSk)
-            x_BSD, *stats = block(
+        @self._remat
+        def layer(x_BSD: jax.Array, inputs: LayerInputs):
+            layer_replay = None if replay is None or inputs.ids_BSk is None else replay._replace(ids=inputs.ids_BSk)
+            x_BSD, *stats = inputs.block(
                 x_BSD,
                 positions_BS,
                 mask,
-                windowed,
+                inputs.windowed,
                 token_mask_BS,
                 layer_replay,
                 measures_logits=self.measures_logits,
             )
             return x_BSD, stats
 
-        ids_LBSk = None if replay is None else jnp.moveaxis(replay.ids, 2, 0)
-        x_BSD, stats = self._layers(layer, x_BSD, of_experts=ids_LBSk)
-        router_stats = stats["moe_layers"][0] if "moe_layers" in stats else None
+        x_BSD, stats = self.embedding(tokens_BS, positions_BS), {}
+        for name, inputs in self._layer_runs(replay):
+            x_BSD, of_run = jax.lax.scan(layer, x_BSD, inputs, unroll=self.config.scan_unroll)
+            stats.setdefault(name, []).append(of_run)
+        stats = {name: _join_runs(of_runs) for name, of_runs in stats.items()}
+        router_stats, _ = stats.get("moe_layers", (None, None))
         max_logits = {name: gather_heads(max_LH) for name, (_, max_LH) in stats.items() if max_LH is not None}
         return Hidden(self.final_norm(x_BSD), router_stats, max_logits or None)
 
@@ -148,9 +161,8 @@ class Decoder(nnx.Module):
         cache = write_tokens(cache, tokens_BS, places)
         groups = attention_kind(self.config).cache_entry(self.config).groups
         full, near = self._key_ranges(positions_BS, real_BS)
-        x_BSD = self._embed_after(tokens_BS, positions_BS, cache, tables_BJ)
 
-        def layer(carry: tuple[jax.Array, Cache, jax.Array], block: Block, windowed: jax.Array, _: None):
+        def layer(carry: tuple[jax.Array, Cache, jax.Array], inputs: LayerInputs):
             x_BSD, cache, index = carry
 
             def write(new_BSX: jax.Array):
@@ -158,14 +170,20 @@ class Decoder(nnx.Module):
                 cache, entries = write_layer(cache, index, new_BSX, places, tables_BJ, groups)
                 return entries
 
-            keys = jax.tree.map(lambda near, full: jnp.where(windowed, near, full), near, full)
-            x_BSD, experts_BSk = block.extend(x_BSD, positions_BS, keys, real_BS, write)
+            keys = jax.tree.map(lambda near, full: jnp.where(inputs.windowed, near, full), near, full)
+            x_BSD, experts_BSk = inputs.block.extend(x_BSD, positions_BS, keys, real_BS, write)
             return (x_BSD, cache, index + 1), experts_BSk if self.config.cache_routing else None
 
-        # The cache is part of the carry and updated in place; as a scanned input and output it would be copied.
-        (x_BSD, cache, _), experts = self._layers(layer, (x_BSD, cache, jnp.int32(0)), remat=False)
-        if (experts_LBSk := experts.get("moe_layers")) is not None:
-            cache = write_routing(cache, experts_LBSk, places)
+        x_BSD, experts = self._embed_after(tokens_BS, positions_BS, cache, tables_BJ), []
+        carry = x_BSD, cache, jnp.int32(0)
+        for _, inputs in self._layer_runs():
+            # The cache is part of the carry and updated in place; as a scanned input and output it would be copied.
+            carry, experts_LBSk = jax.lax.scan(layer, carry, inputs, unroll=self.config.scan_unroll)
+            if experts_LBSk is not None:
+                experts.append(experts_LBSk)
+        x_BSD, cache, _ = carry
+        if experts:
+            cache = write_routing(cache, _join_runs(experts), places)
         return self.final_norm(x_BSD), cache
 
     def extend_mtp(
@@ -201,8 +219,7 @@ class Decoder(nnx.Module):
             cache, entries = write_layer(cache, jnp.int32(self.config.n_layers), new_BSX, places, tables_BJ, groups)
             return entries
 
-        graph, stacked = nnx.split(self.mtp)
-        first = nnx.merge(graph, jax.tree.map(lambda a: a[0], stacked))
+        first = jax.tree.map(lambda a: a[0], self.mtp)
         keys, _ = self._key_ranges(positions_BS, real_BS)
         states_BSD, normed_BSD = first.extend(states_BSD, embedding_BSD, positions_BS, keys, real_BS, write)
         return states_BSD, normed_BSD, cache
@@ -219,6 +236,7 @@ class Decoder(nnx.Module):
         token_mask_BS = segments_BS > 0
         mask = dataclasses.replace(self._attention_mask(segments_BS), window=None)
 
+        @self._remat
         def layer(carry: tuple[jax.Array, jax.Array], module: MTPModule):
             states_BSD, ahead_BSD = carry
             ahead_BSD = context.shift_left(ahead_BSD)
@@ -229,8 +247,7 @@ class Decoder(nnx.Module):
 
         # Shifted after the embedding: taps of token i+1 reach back to token i even where i is the first of a row.
         start = jax.lax.stop_gradient((hidden.last_BSD, self.embedding(tokens_BS, positions_BS)))
-        graph, stacked = nnx.split(self.mtp)
-        states_MBSD, stats, max_MH = self._scan(layer, graph, stacked, (), start, self.config.remat)[1]
+        _, (states_MBSD, stats, max_MH) = jax.lax.scan(layer, start, self.mtp, unroll=self.config.scan_unroll)
         return MTPHidden(states_MBSD, stats, None if max_MH is None else gather_heads(max_MH))
 
     def head_weight(self) -> jax.Array:
@@ -284,61 +301,25 @@ class Decoder(nnx.Module):
         full, window = KeyRange(jnp.zeros_like(last_BS), last_BS), self.config.sliding_window
         return full, full if window is None else full._replace(first_BS=jnp.maximum(last_BS - window + 1, 0))
 
-    def _layers(
-        self,
-        layer: Callable[..., tuple[Carry, Any]],
-        carry: Carry,
-        *,
-        of_experts: jax.Array | None = None,
-        remat: bool | None = None,
-    ) -> tuple[Carry, dict[str, Any]]:
-        """Scans layer(carry, block, windowed, entry) over the layers, in runs of layers of one kind.
-
-        Args:
-          of_experts: array with a leading axis over the expert layers, of which each gets its entry; None for others.
-
-        Returns:
-          The last carry, and by stack ("dense_layers", "moe_layers"; a network may lack one) the outputs of its layers
-          with a leading axis of layers.
-        """
-        config, outputs = self.config, {}
-        remat = config.remat if remat is None else remat
-        kinds = map(config.is_dense, range(config.n_layers))
-        runs = [(dense, len(list(layers))) for dense, layers in itertools.groupby(kinds)]
+    def _layer_runs(self, replay: RouterReplay | None = None) -> Iterator[tuple[str, LayerInputs]]:
+        """Yields (stack, inputs with a leading axis of layers) of each run of consecutive layers of one kind."""
+        ids_LBSk = None if replay is None else jnp.moveaxis(replay.ids, 2, 0)
+        stacks = {"dense_layers": (self.dense_layers, None), "moe_layers": (self.moe_layers, ids_LBSk)}
+        name_of = lambda layer: "dense_layers" if self.config.is_dense(layer) else "moe_layers"  # noqa: E731
+        runs = [(name, list(layers)) for name, layers in itertools.groupby(range(self.config.n_layers), name_of)]
         parts = {
-            dense: _split_stack(modules, [n for of_dense, n in runs if of_dense is dense])
-            for dense, modules in ((True, self.dense_layers), (False, self.moe_layers))
+            name: _split_runs(stacked, [len(layers) for of, layers in runs if of == name])
+            for name, stacked in stacks.items()
         }
-        first = first_moe = 0
-        for dense, n in runs:
-            graph, stacked = next(parts[dense])
-            windowed = jnp.array([config.has_window(first + i) for i in range(n)])
-            entries = None if dense or of_experts is None else of_experts[first_moe : first_moe + n]
-            carry, out = self._scan(layer, graph, stacked, (windowed, entries), carry, remat)
-            outputs.setdefault("dense_layers" if dense else "moe_layers", []).append(out)
-            first_moe += 0 if dense else n
-            first += n
-        join = lambda *parts: parts[0] if len(parts) == 1 else jnp.concatenate(parts)  # noqa: E731
-        return carry, {name: jax.tree.map(join, *parts) for name, parts in outputs.items()}
+        for name, layers in runs:
+            blocks, ids = next(parts[name])
+            yield name, LayerInputs(blocks, jnp.array([self.config.has_window(layer) for layer in layers]), ids)
 
-    def _scan(
-        self,
-        layer: Callable[..., tuple[Carry, Any]],
-        graph: nnx.GraphDef,
-        stacked: nnx.State,
-        inputs: tuple[Any, ...],
-        carry: Carry,
-        remat: bool,
-    ) -> tuple[Carry, Any]:
-        """Scans layer(carry, module, *inputs) over modules and inputs, whose arrays have a leading axis of layers."""
-
-        def body(carry, stacked_inputs):
-            state, *inputs = stacked_inputs
-            return layer(carry, nnx.merge(graph, state), *inputs)
-
-        if remat:
-            body = jax.checkpoint(body, policy=jax.checkpoint_policies.save_only_these_names(*self.config.remat_saves))
-        return jax.lax.scan(body, carry, (stacked, *inputs), unroll=self.config.scan_unroll)
+    def _remat(self, layer: Callable) -> Callable:
+        """Returns a layer whose backward pass recomputes all but its input and config.remat_saves, if config.remat."""
+        if not self.config.remat:
+            return layer
+        return jax.checkpoint(layer, policy=jax.checkpoint_policies.save_only_these_names(*self.config.remat_saves))
 
 
 def head_logits(hidden: jax.Array, weight_DW: jax.Array) -> jax.Array:
@@ -373,18 +354,20 @@ def stack(n: int, make: Callable[[nnx.Rngs], Module], rngs: nnx.Rngs) -> Module:
     return nnx.split_rngs(splits=n)(nnx.vmap(make, in_axes=0, out_axes=0))(rngs)
 
 
-def _split_stack(modules: nnx.Module | None, lengths: list[int]) -> Iterator[tuple[nnx.GraphDef, nnx.State]]:
-    """Yields the (graph, state) of consecutive parts of a stack; the whole stack as it is where it has one part."""
-    if modules is None:
-        return
-    graph, stacked = nnx.split(modules)
+def _split_runs(stacked: Tree, lengths: list[int]) -> Iterator[Tree]:
+    """Yields consecutive parts of arrays with a leading axis of layers; the arrays as they are where it is one part."""
     if len(lengths) == 1:
-        yield graph, stacked
+        yield stacked
         return
     leaves, structure = jax.tree.flatten(stacked)
     # The transpose of lax.split is one concatenation. That of slices would add up zero-padded gradients of the stack.
     for parts in zip(*(jax.lax.split(leaf, lengths) for leaf in leaves), strict=True):
-        yield graph, jax.tree.unflatten(structure, parts)
+        yield jax.tree.unflatten(structure, parts)
+
+
+def _join_runs(parts: list[Tree]) -> Tree:
+    """Concatenates arrays with a leading axis of layers; the inverse of _split_runs."""
+    return parts[0] if len(parts) == 1 else jax.tree.map(lambda *parts: jnp.concatenate(parts), *parts)
 
 
 def _check_rows(tokens_BS: jax.Array, positions_BS: jax.Array, segments_BS: jax.Array) -> None:
