@@ -5,16 +5,14 @@ import path in the config (`attention="package.module:Class"`).
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 from flax import nnx
 
+from composer_jax.models.config import ModelConfig
 from composer_jax.ops.cached_attention import KeyRange, LayerCache
 from composer_jax.ops.packed_attention import AttentionMask
-
-if TYPE_CHECKING:
-    from composer_jax.models.config import ModelConfig
 
 
 class CacheEntry(NamedTuple):
@@ -38,20 +36,20 @@ class AttentionCost(NamedTuple):
 class Attention(Protocol):
     """One attention layer. `attend_rows` and `attend_cache` (composer_jax/ops) compute masked softmax attention."""
 
-    def __init__(self, config: "ModelConfig", *, rngs: nnx.Rngs) -> None: ...
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs) -> None: ...
 
     @classmethod
-    def check_config(cls, config: "ModelConfig") -> None:
+    def check_config(cls, config: ModelConfig) -> None:
         """Raises a UserError where a field of the config has a value that this kind has no use for."""
         ...
 
     @classmethod
-    def cache_entry(cls, config: "ModelConfig") -> CacheEntry:
+    def cache_entry(cls, config: ModelConfig) -> CacheEntry:
         """Returns the cache entry of this device inside the per-device program, of the whole network outside."""
         ...
 
     @classmethod
-    def cost(cls, config: "ModelConfig") -> AttentionCost:
+    def cost(cls, config: ModelConfig) -> AttentionCost:
         """Returns the cost of one layer of the whole network (models/flops.py).
 
         Plans of single devices (composer_jax/scale) read arithmetic and traffic from the traced program. A kind with a
@@ -93,12 +91,12 @@ class ClippedAttention(Protocol):
     """What QK-clip (train/qk_clip.py) needs of an attention kind beside the members of `Attention`."""
 
     @classmethod
-    def check_qk_clip(cls, config: "ModelConfig") -> None:
+    def check_qk_clip(cls, config: ModelConfig) -> None:
         """Raises a UserError where no factor of a head's weights scales its attention logits."""
         ...
 
     @classmethod
-    def scale_logits(cls, config: "ModelConfig", weights: Any, factors_LH: jax.Array) -> Any:
+    def scale_logits(cls, config: ModelConfig, weights: Any, factors_LH: jax.Array) -> Any:
         """Returns the weights of L layers with which the attention logits of each head are `factors_LH` times theirs.
 
         Args:

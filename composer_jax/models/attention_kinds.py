@@ -18,6 +18,9 @@ def attention_kind(config: ModelConfig) -> type[Attention]:
     """Returns the class that config.attention names.
 
     Raises:
-      UserError: the name is neither in ATTENTION_KINDS nor an import path that resolves.
+      UserError: the name is neither in ATTENTION_KINDS nor an import path that resolves, or a field of the config has a
+        value that the kind has no use for.
     """
-    return resolve(attention_name(config), ATTENTION_KINDS, "config.model.attention")
+    kind = resolve(attention_name(config), ATTENTION_KINDS, "config.model.attention")
+    kind.check_config(config)
+    return kind

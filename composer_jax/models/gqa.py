@@ -8,7 +8,7 @@ first P numbers of a head are rotated, the other K are not. The cache stores rot
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from flax import nnx
 
 from composer_jax.errors import UserError
 from composer_jax.models.attention import AttentionCost, CacheEntry
+from composer_jax.models.config import ModelConfig
 from composer_jax.models.norm import RMSNorm
 from composer_jax.models.parameter import gather_param, matrix, parameter
 from composer_jax.models.projection import project
@@ -27,12 +28,9 @@ from composer_jax.ops.packed_attention import AttentionMask, attend_rows
 from composer_jax.parallel import context
 from composer_jax.parallel.sharding import axis_size, psum_tensor
 
-if TYPE_CHECKING:
-    from composer_jax.models.config import ModelConfig
-
 
 class GroupedQueryAttention(nnx.Module):
-    def __init__(self, config: "ModelConfig", *, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         d, h, n = config.d_model, config.n_heads, _kv_heads(config)
         x, v = config.qk_nope_dim + config.qk_rope_dim, config.v_head_dim
         self.config = config
@@ -54,7 +52,7 @@ class GroupedQueryAttention(nnx.Module):
             self.sinks = parameter(zeros(h), "heads")
 
     @classmethod
-    def check_config(cls, config: "ModelConfig") -> None:
+    def check_config(cls, config: ModelConfig) -> None:
         _kv_heads(config)
         for field in ("kv_lora_rank", "q_lora_rank", "heads_at_once"):
             if getattr(config, field) is not None:
@@ -64,20 +62,20 @@ class GroupedQueryAttention(nnx.Module):
                 )
 
     @classmethod
-    def cache_entry(cls, config: "ModelConfig") -> CacheEntry:
+    def cache_entry(cls, config: ModelConfig) -> CacheEntry:
         """Keys and values of this device's heads: N(K+P+V) numbers, one scale per head."""
         heads = _kv_heads(config) // axis_size("tensor")
         groups = (config.qk_nope_dim + config.qk_rope_dim,) * heads + (config.v_head_dim,) * heads
         return CacheEntry(groups, "tensor")
 
     @classmethod
-    def cost(cls, config: "ModelConfig") -> AttentionCost:
+    def cost(cls, config: ModelConfig) -> AttentionCost:
         x, v = config.qk_nope_dim + config.qk_rope_dim, config.v_head_dim
         projections = config.d_model * (config.n_heads * x + _kv_heads(config) * (x + v))
         return AttentionCost(projections + config.n_heads * v * config.d_model, config.n_heads * (x + v))
 
     @classmethod
-    def check_qk_clip(cls, config: "ModelConfig") -> None:
+    def check_qk_clip(cls, config: ModelConfig) -> None:
         if config.qk_norm:
             raise UserError(
                 "optimizer.qk_clip cannot scale the logits of single heads with model.qk_norm=True, whose norm undoes "
@@ -85,7 +83,7 @@ class GroupedQueryAttention(nnx.Module):
             )
 
     @classmethod
-    def scale_logits(cls, config: "ModelConfig", weights: Any, factors_LH: jax.Array) -> Any:
+    def scale_logits(cls, config: ModelConfig, weights: Any, factors_LH: jax.Array) -> Any:
         """See ClippedAttention.scale_logits.
 
         Where heads share keys the queries take the whole factor, so that no head changes the logits of another: Kimi
@@ -173,7 +171,7 @@ class GroupedQueryAttention(nnx.Module):
         return y_BSD + gather_param(self.out_bias, y_BSHV.dtype) if self.config.out_bias else y_BSD
 
 
-def _kv_heads(config: "ModelConfig") -> int:
+def _kv_heads(config: ModelConfig) -> int:
     n = config.n_kv_heads
     if n is None or n < 1 or config.n_heads % n:
         raise UserError(

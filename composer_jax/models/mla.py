@@ -11,7 +11,7 @@ absorbs W_k_up into the query and W_v_up into the output (decoding: R + P floats
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from composer_jax.errors import UserError
 from composer_jax.models.attention import AttentionCost, CacheEntry
+from composer_jax.models.config import ModelConfig
 from composer_jax.models.norm import RMSNorm
 from composer_jax.models.parameter import gather_param, matrix
 from composer_jax.models.projection import fake_quantize, project
@@ -32,12 +33,9 @@ from composer_jax.ops.vma import match_vma
 from composer_jax.parallel import context
 from composer_jax.parallel.sharding import psum_tensor
 
-if TYPE_CHECKING:
-    from composer_jax.models.config import ModelConfig
-
 
 class MultiHeadLatentAttention(nnx.Module):
-    def __init__(self, config: "ModelConfig", *, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         d, h, r = config.d_model, config.n_heads, _latent_rank(config)
         k, p, v = config.qk_nope_dim, config.qk_rope_dim, config.v_head_dim
         self.config, self.rank = config, r
@@ -54,7 +52,7 @@ class MultiHeadLatentAttention(nnx.Module):
         self.out = matrix(rngs, (h, v, d), ("heads", None, "embed"), in_axis=(0, 1), config=config)
 
     @classmethod
-    def check_config(cls, config: "ModelConfig") -> None:
+    def check_config(cls, config: ModelConfig) -> None:
         _latent_rank(config)
         for field in ("n_kv_heads", "qk_norm", "qkv_bias", "out_bias", "attention_sinks"):
             if getattr(config, field):
@@ -64,12 +62,12 @@ class MultiHeadLatentAttention(nnx.Module):
                 )
 
     @classmethod
-    def cache_entry(cls, config: "ModelConfig") -> CacheEntry:
+    def cache_entry(cls, config: ModelConfig) -> CacheEntry:
         """The normalised latent and the rotated shared key: R+P numbers, the same on all devices of `tensor`."""
         return CacheEntry((_latent_rank(config), config.qk_rope_dim), None)
 
     @classmethod
-    def cost(cls, config: "ModelConfig") -> AttentionCost:
+    def cost(cls, config: ModelConfig) -> AttentionCost:
         c, r, x = config, _latent_rank(config), config.qk_nope_dim + config.qk_rope_dim
         query = c.d_model * c.n_heads * x
         if c.q_lora_rank is not None:
@@ -79,11 +77,11 @@ class MultiHeadLatentAttention(nnx.Module):
         return AttentionCost(projections, c.n_heads * (x + c.v_head_dim))
 
     @classmethod
-    def check_qk_clip(cls, config: "ModelConfig") -> None:
+    def check_qk_clip(cls, config: ModelConfig) -> None:
         pass  # both parts of the queries have weights of their own for every head
 
     @classmethod
-    def scale_logits(cls, config: "ModelConfig", weights: Any, factors_LH: jax.Array) -> Any:
+    def scale_logits(cls, config: ModelConfig, weights: Any, factors_LH: jax.Array) -> Any:
         """See ClippedAttention.scale_logits: Kimi K2's rule (arXiv 2507.20534, section 2.1).
 
         The position-free queries and keys take the root of the factor each. The rotary queries take all of it, because
@@ -241,7 +239,7 @@ def _sum_heads(
     return total_BSD.astype(dtype), None if max_GH is None else max_GH.reshape(-1)
 
 
-def _latent_rank(config: "ModelConfig") -> int:
+def _latent_rank(config: ModelConfig) -> int:
     if config.kv_lora_rank is None:
         raise UserError("kv_lora_rank=None: latent attention needs the width of its latent; set it to 1 or more.")
     return config.kv_lora_rank

@@ -12,6 +12,7 @@ import jax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from composer_jax.models.attention_kinds import attention_kind
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.decoder import Decoder
 from composer_jax.models.initializers import Params, initialize
@@ -24,7 +25,11 @@ __all__ = ["ModelDef", "Params"]
 
 @dataclasses.dataclass(frozen=True)
 class ModelDef:
-    """The static part of a Decoder. The optimizer trains `params`; the load rule moves `router_bias`."""
+    """The static part of a Decoder. The optimizer trains `params`; the load rule moves `router_bias`.
+
+    Raises:
+      UserError: the config's attention kind is unknown, or does not take the config's fields.
+    """
 
     config: ModelConfig
     matrix_dtype: str = ""
@@ -36,6 +41,9 @@ class ModelDef:
     a Learner with OptimizerConfig.qk_clip needs; the attention kind must be a ClippedAttention."""
     reduce_dtype: str = "float32"
     """Dtype in which the gradients of weights are summed over devices (MeshConfig.reduce_dtype)."""
+
+    def __post_init__(self) -> None:
+        attention_kind(self.config)
 
     def bind(self, params: Params, router_bias: Params) -> Decoder:
         """Returns the Decoder with these arrays; call it inside a traced function."""

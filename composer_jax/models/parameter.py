@@ -2,17 +2,14 @@
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING
 
 import jax
 from flax import nnx
 from jax.typing import DTypeLike
 
+from composer_jax.models.config import ModelConfig
 from composer_jax.ops.quantization import QuantizedArray
 from composer_jax.parallel.sharding import all_gather_fsdp
-
-if TYPE_CHECKING:
-    from composer_jax.models.config import ModelConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +44,7 @@ def matrix(
     shape: tuple[int, ...],
     axes: tuple[str | None, ...],
     *,
-    config: "ModelConfig",
+    config: ModelConfig,
     in_axis: int | tuple[int, ...] = 0,
     full_precision: bool = False,
 ) -> nnx.Param:

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from composer_jax.errors import UserError
-from composer_jax.models.config import ModelConfig
-from composer_jax.models.config_checks import CHECKPOINT_NAMES
+from composer_jax.models.config import CHECKPOINT_NAMES, ModelConfig
 from composer_jax.parallel.context import zigzag_order
 from composer_jax.parallel.mesh import AXES, BATCH_AXES
 from composer_jax.schema.run_config import RunConfig

@@ -24,6 +24,7 @@ from composer_jax.checkpoint.base_model import ModelOfBase, with_base_model
 from composer_jax.data.config import DataConfig
 from composer_jax.errors import UserError
 from composer_jax.evals.config import EvaluateConfig
+from composer_jax.models.attention_kinds import attention_kind
 from composer_jax.models.config import ModelConfig
 from composer_jax.parallel.mesh import MeshConfig
 from composer_jax.rl.config import RLConfig
@@ -196,4 +197,6 @@ def run_config(config: Mapping[str, Any]) -> RunConfig:
         raise UserError(f"config has fields of an older schema: {changes}.")
     checked = from_mapping(RunConfig, with_base_model(config), "config")
     checked.check_lengths()
+    for network in (checked.model, *map(checked.stage_model, checked.stages)):
+        attention_kind(network)  # refuses fields that the kind does not take before the first stage starts
     return checked

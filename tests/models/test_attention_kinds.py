@@ -45,13 +45,19 @@ def test_naming_the_kind_changes_no_weight(fields):
         ({"attention": "tests.models.multi_query:Missing"}, ["model.attention=", "cannot be imported", "Missing"]),
         ({"attention": "gqa"}, ["n_kv_heads=None", "n_heads=2"]),
         ({"attention": "mla", "kv_lora_rank": None, "n_kv_heads": 2}, ["kv_lora_rank=None", "latent"]),
+        ({"kv_lora_rank": None}, ["n_kv_heads=None", "n_heads=2", "kv_lora_rank"]),
+        ({"kv_lora_rank": None, "n_kv_heads": 3}, ["n_kv_heads=3", "n_heads=2"]),
+        ({"kv_lora_rank": None, "n_kv_heads": 2, "q_lora_rank": 4}, ["q_lora_rank=4", "latent"]),
+        ({"n_kv_heads": 2}, ["n_kv_heads=2", "kv_lora_rank=None"]),
+        ({"qk_norm": True}, ["qk_norm=True", "grouped-query"]),
         (MULTI_QUERY | {"qk_nope_dim": 2}, ["qk_nope_dim=2", "use 0"]),
     ],
     ids=str,
 )
 def test_an_unknown_kind_or_a_field_it_has_no_use_for_is_refused(fields, named):
+    config = small(**fields)
     with pytest.raises(UserError) as error:
-        small(**fields)
+        ModelDef(config)
     for text in named:
         assert text in str(error.value)
 

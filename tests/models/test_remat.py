@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
 
-from composer_jax.models.config_checks import CHECKPOINT_NAMES
+from composer_jax.models.config import CHECKPOINT_NAMES
 from composer_jax.models.model_def import ModelDef
 from composer_jax.train.losses import LanguageLoss
 from tests.models.small import random_weights, relative_error, rows, small

@@ -108,6 +108,16 @@ def test_checks_of_the_model_config_apply():
         run_config(changed("model.experts_per_token", 9))
 
 
+def test_fields_that_the_attention_kind_does_not_take_are_refused_at_once():
+    with pytest.raises(UserError, match="n_kv_heads=2 is a field of grouped-query attention"):
+        run_config(changed("model.n_kv_heads", 2))
+    config = changed("sft.model", {"heads_at_once": 1})
+    assert run_config(config).stage_model("sft").heads_at_once == 1
+    config["model"] |= {"kv_lora_rank": None, "n_kv_heads": config["model"]["n_heads"]}
+    with pytest.raises(UserError, match="heads_at_once=1 is a field of latent attention"):
+        run_config(config)
+
+
 @pytest.mark.parametrize("stage", ["pretrain", "sft", "rl"])
 def test_attention_that_cannot_be_clipped_is_refused_at_once(stage):
     config = changed(f"{stage}.optimizer.qk_clip", 100.0)
