@@ -102,7 +102,8 @@ def measure_wait(folder: Path, steps: int) -> float:
     from composer_jax.checkpoint.store import CheckpointStore
     from composer_jax.data.chat.load_chat_format import load_tokenizer
     from composer_jax.data.pipeline import pretraining_batches
-    from composer_jax.data.sources import SourceConfig, SourceInputs, make_sources
+    from composer_jax.data.sources import SourceConfig, make_sources
+    from composer_jax.data.token_source import SourceInputs
     from composer_jax.observe.metrics import MetricsWriter
     from composer_jax.stages.run import Run
     from composer_jax.train.loop import FitPlan, fit

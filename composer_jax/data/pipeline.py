@@ -12,7 +12,7 @@ import numpy as np
 from composer_jax.data.documents import DocumentPieces, Documents
 from composer_jax.data.mixture import Mixture
 from composer_jax.data.packing import UNREAD, PackedBatch, TooLong, check_lengths, pack_documents, packed_batch
-from composer_jax.data.sources import TokenSource
+from composer_jax.data.token_source import TokenSource
 from composer_jax.data.traces import Trace, TraceSource
 from composer_jax.errors import UserError
 

@@ -7,7 +7,7 @@ import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import grain
 import numpy as np
@@ -15,11 +15,9 @@ import numpy as np
 from composer_jax.data.documents import DocumentPieces, Documents, DocumentSource, TokenDocument, full_rows
 from composer_jax.data.prepare.shards import DocumentAddresses, ShardedDocuments
 from composer_jax.data.text_tokenizer import TextTokenizer
+from composer_jax.data.token_source import SourceInputs
 from composer_jax.errors import UserError
 from composer_jax.storage.local_copy import local_copy
-
-if TYPE_CHECKING:
-    from composer_jax.data.sources import SourceInputs
 
 _END = -1
 """What stands for the end of a document among the addresses of its tokens."""

@@ -2,41 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
-
-import grain
-import numpy as np
+from typing import Any
 
 from composer_jax.data.documents import Documents, DocumentSource
 from composer_jax.data.prepared import PreparedSource, prepared
 from composer_jax.data.text_sources import source_tree, text_rows
-from composer_jax.data.text_tokenizer import TextTokenizer
+from composer_jax.data.token_source import SourceInputs, TokenSource
 from composer_jax.errors import UserError
 from composer_jax.extensions import resolve
-
-
-class TokenSource(Protocol):
-    """An endless stream of training rows."""
-
-    def rows(self, *, seq_len: int, batch_size: int, seed: int) -> grain.IterDataset:
-        """Returns rows {"tokens": int32[S], "segments": int32[S], "weights": float32[S]} (data/packing.py).
-
-        "tokens" may be a function without arguments that returns them. A process calls it for the rows that its devices
-        hold, so that no process reads the whole of a source on disk.
-
-        Args:
-          seq_len: S, tokens of a row.
-          batch_size: rows of a batch, for sources that pack a batch at a time.
-          seed: uint32; fixes the order of the rows.
-        """
-        ...
-
-    def identity(self) -> Mapping[str, int | str]:
-        """Returns numbers that differ between different data, such as counts; a saved position is valid only where they
-        are equal."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -63,17 +38,6 @@ class SourceConfig:
             value = getattr(self, name)
             if value is not None and not value >= 0:
                 raise UserError(f"a source of pretrain.sources has {name}={value}; use 0 or more.")
-
-
-@dataclass(frozen=True)
-class SourceInputs:
-    """What a source can be built from."""
-
-    documents: Sequence[np.ndarray]
-    """Token ids, int32[n] each, of the files to train on."""
-    tokenizer: TextTokenizer
-    seed: int
-    """The run's seed."""
 
 
 def documents(inputs: SourceInputs) -> DocumentSource:

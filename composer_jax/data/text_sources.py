@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from composer_jax.data.corpus import find_corpus
 from composer_jax.data.documents import DocumentSource
 from composer_jax.data.row_files import read_rows
+from composer_jax.data.text_tokenizer import TextTokenizer
+from composer_jax.data.token_source import SourceInputs
 from composer_jax.errors import UserError
 from composer_jax.storage.local_copy import local_copy
-
-if TYPE_CHECKING:
-    from composer_jax.data.sources import SourceInputs
-    from composer_jax.data.text_tokenizer import TextTokenizer
 
 BATCH = 256
 """Texts that are encoded at once."""

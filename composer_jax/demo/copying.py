@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import grain
 import numpy as np
 
-from composer_jax.data.sources import SourceInputs
+from composer_jax.data.token_source import SourceInputs
 from composer_jax.data.tokenizer import SPECIAL
 from composer_jax.data.traces import IN_MEMORY
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from composer_jax.data.chat import compact
 from composer_jax.data.chat.messages import ToolCall
-from composer_jax.data.sources import SourceInputs
+from composer_jax.data.token_source import SourceInputs
 from composer_jax.data.tokenizer import Tokenizer
 from composer_jax.data.traces import TraceSource
 from composer_jax.demo import bugfix, notes

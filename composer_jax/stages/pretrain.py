@@ -6,7 +6,8 @@ from functools import partial
 from typing import Any
 
 from composer_jax.data.pipeline import heldout_batches, pretraining_batches
-from composer_jax.data.sources import SourceInputs, heldout_documents, make_sources
+from composer_jax.data.sources import heldout_documents, make_sources
+from composer_jax.data.token_source import SourceInputs
 from composer_jax.observe.metrics import read_metrics
 from composer_jax.parallel.processes import is_first_process
 from composer_jax.schema.training_config import PretrainConfig

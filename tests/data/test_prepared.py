@@ -14,7 +14,8 @@ from composer_jax.data.prepare.config import PrepareConfig
 from composer_jax.data.prepare.prepare import prepare
 from composer_jax.data.prepare.shards import ShardedDocuments
 from composer_jax.data.prepared import prepared_documents
-from composer_jax.data.sources import SourceConfig, SourceInputs, heldout_documents, make_sources
+from composer_jax.data.sources import SourceConfig, heldout_documents, make_sources
+from composer_jax.data.token_source import SourceInputs
 from composer_jax.data.tokenizer import Tokenizer
 from composer_jax.errors import UserError
 from tests.data.prepare.folders import code, make_tokenizer, write_files
