@@ -295,7 +295,8 @@ class Sampler:
     async def open(self, seed: int, *, ahead: bool = False) -> EngineSession:
         """See TrainablePolicy.open. At most config.slots sessions are open, so their contexts fit into the cache."""
         on_close = functools.partial(self._close, self._sessions)
-        return await self._sessions.open(lambda: EngineSession(self, seed, on_close), ahead=ahead)
+        new_session = lambda: EngineSession(self.submit, self.config.capacity, seed, on_close)  # noqa: E731
+        return await self._sessions.open(new_session, ahead=ahead)
 
     def submit(self, request: Request) -> RequestHandle:
         """Queues a request; the handle gives its Sample, or what it samples as it does.
@@ -389,7 +390,7 @@ class Sampler:
         return self._pause_mode is not None and not (self._pause_mode == "wait" and self._scheduler.running)
 
     async def _apply(self, update: WeightUpdate) -> None:
-        if not await update.install(self._leader):
+        if not await self._leader.install(update):
             return
         if update.mode == "keep":
             self._scheduler.keep_running()

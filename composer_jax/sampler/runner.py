@@ -12,9 +12,11 @@ from jax.sharding import Mesh
 
 from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.models.model_def import ModelDef, Params
+from composer_jax.parallel.command_channel import CommandSender
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.decode import DecodedTokens, DecodeRows
 from composer_jax.sampler.policy import TopLogprobs
+from composer_jax.sampler.process_shards import gather_shards
 from composer_jax.sampler.programs import (
     cache_program,
     decode_program,
@@ -26,7 +28,6 @@ from composer_jax.sampler.programs import (
 )
 from composer_jax.sampler.rollout_weights import RolloutWeights
 from composer_jax.sampler.sequence import Limits, PrefillChunk, SequenceState
-from composer_jax.sampler.several_processes import Leader, fetch
 from composer_jax.sampler.token_sampling import RowParams
 from composer_jax.sampler.weight_checksums import ChecksumProgram, WeightChecksums, require_equal
 
@@ -104,8 +105,8 @@ class Runner:
             else:
                 program = verify_program(definition, mesh, end, processed)
             self._programs["verify_processed" if processed else "verify"] = program
-        self.leader: Leader | None = None
-        """In process 0 of several, while it serves."""
+        self.sender: CommandSender | None = None
+        """The channel to the other processes, in process 0 of several while it serves."""
         self._draft_tokens = config.draft_tokens if config.drafts else 0
         self._rollout_weights = RolloutWeights(definition, mesh)
         self.checksum_program = ChecksumProgram(definition)
@@ -158,10 +159,10 @@ class Runner:
 
         Every device call on the cache is made here, so that several processes run the same programs in the same order.
         """
-        if self.leader is not None:
-            self.leader.send_program(name, inputs)
+        if self.sender is not None:
+            self.sender.send({"program": name}, inputs)
         out = self.start_program(name, *inputs)
-        return fetch(out, self.leader) if self.mesh.is_multi_process else out
+        return gather_shards(out, self.sender) if self.mesh.is_multi_process else out
 
     def start_program(self, name: str, *inputs: Any) -> Any:
         """Does what `run_program` does, in this process only, and returns global arrays."""

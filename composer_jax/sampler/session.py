@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import TYPE_CHECKING
 
 from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.sampler.policy import Sample, SampleChunk
 from composer_jax.sampler.request import Request, RequestHandle
 from composer_jax.sampler.sequence import CacheLease
-
-if TYPE_CHECKING:
-    from composer_jax.sampler.engine import Sampler
 
 GOLDEN = 0x9E3779B9
 """2**32 divided by the golden ratio: its multiples spread over all numbers of 32 bits."""
@@ -21,10 +17,17 @@ GOLDEN = 0x9E3779B9
 class EngineSession:
     """A Session (sampler/policy.py) of a Sampler. Each call cancels the one before, if that was left before its end."""
 
-    def __init__(self, sampler: Sampler, seed: int, on_close: Callable[[EngineSession], None]) -> None:
-        self.max_model_len = sampler.config.max_model_len
+    def __init__(
+        self,
+        submit: Callable[[Request], RequestHandle],
+        max_model_len: int,
+        seed: int,
+        on_close: Callable[[EngineSession], None],
+    ) -> None:
+        """submit, max_model_len: those of the Sampler and its config."""
+        self.max_model_len = max_model_len
         self.lease = CacheLease()
-        self._sampler, self._seed, self._on_close = sampler, seed, on_close
+        self._submit_request, self._seed, self._on_close = submit, seed, on_close
         self._handle: RequestHandle | None = None
         self._closed = False
 
@@ -56,7 +59,7 @@ class EngineSession:
             raise RuntimeError("this session is closed")
         # Positions repeat in branches, which must not repeat the random choices.
         seed = (self._seed + GOLDEN * branch) % 2**32
-        handle = self._sampler.submit(Request(context, params, seed, lease=self.lease))
+        handle = self._submit_request(Request(context, params, seed, lease=self.lease))
         if self._handle is not None:
             self._handle.cancel()
         self._handle = handle

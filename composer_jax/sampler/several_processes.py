@@ -10,20 +10,19 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 
 from composer_jax.errors import OtherProcessError, UserError
 from composer_jax.models.model_def import Params
-from composer_jax.parallel.command_channel import Command, CommandReceiver, CommandSender, failure_sentence
+from composer_jax.parallel.command_channel import CommandReceiver, CommandSender, failure_sentence
 from composer_jax.parallel.failure import wait_for_failure
+from composer_jax.sampler.process_shards import shards_here
+from composer_jax.sampler.runner import Runner
 from composer_jax.sampler.weight_checksums import WeightChecksum
-
-if TYPE_CHECKING:
-    from composer_jax.sampler.runner import Runner
-    from composer_jax.sampler.weight_update import WeightUpdate
+from composer_jax.sampler.weight_update import WeightUpdate
 
 WeightsOfVersion = Callable[[int], tuple[Params, Params]]
 """Weight version -> (params, router_bias): the global arrays that process 0 passes to update_serving with it."""
@@ -54,12 +53,12 @@ class Leader:
             except BaseException:
                 self._sender.close("process 0 ended: it stopped waiting for the other processes")
                 raise
-            self._runner.leader = self
+            self._runner.sender = self._sender
         return self
 
     async def __aexit__(self, *_: object) -> None:
         if self._sender is not None:
-            self._runner.leader = None
+            self._runner.sender = None
             self._sender.close(self._failure)
 
     @property
@@ -80,8 +79,21 @@ class Leader:
         self._failure = failure_sentence(cause)
         return cause
 
-    def install(self, update: WeightUpdate) -> None:
-        """Installs weights in every process, between two device calls. See Runner.install."""
+    async def install(self, update: WeightUpdate) -> bool:
+        """Installs weights in every process, between two device calls; returns whether they were.
+
+        Weights that cannot be installed raise in update_serving, and the old ones stay.
+        """
+        try:
+            await asyncio.to_thread(self._install, update)
+        except Exception as error:
+            if self.has_followers:  # which may have the new ones
+                raise
+            update.resolve(error)
+            return False
+        return True
+
+    def _install(self, update: WeightUpdate) -> None:
         options = {"copy": update.copy, "checksums": update.checksums}
         if self._sender is not None:
             checksums = update.checksums and [dataclasses.asdict(one) for one in update.checksums]
@@ -90,17 +102,8 @@ class Leader:
 
     def send_call(self, header: Mapping[str, Any], arrays: Sequence[np.ndarray]) -> None:
         """Makes every other process call its OnCall."""
-        self.sender.send({"call": dict(header)}, arrays)
-
-    def send_program(self, name: str, inputs: Sequence[np.ndarray]) -> None:
-        """Makes every other process run a program."""
-        self.sender.send({"program": name}, inputs)
-
-    @property
-    def sender(self) -> CommandSender:
-        """The channel to the other processes, which must exist."""
         assert self._sender is not None, "a single process has no channel"
-        return self._sender
+        self._sender.send({"call": dict(header)}, arrays)
 
 
 def follow(
@@ -121,7 +124,7 @@ def follow(
                     continue
                 out = runner.start_program(header["program"], *inputs)
                 if jax.tree.leaves(out):
-                    commands.reply(*_own_pieces(out))
+                    commands.reply(*shards_here(out))
         except OtherProcessError:
             runner.reset_cache()  # as process 0 does
             raise
@@ -139,33 +142,3 @@ def _install(runner: Runner, header: Mapping[str, Any], weights: WeightsOfVersio
         raise UserError(f"process 0 installs weights of version {version}; pass `weights` to Sampler.follow.")
     checksums = checksums and tuple(WeightChecksum(**one | {"shape": tuple(one["shape"])}) for one in checksums)
     runner.install(*weights(version), version, copy=header["copy"], checksums=checksums)
-
-
-def fetch(out: Any, leader: Leader | None) -> Any:
-    """Returns a pytree of global arrays as NumPy arrays; with a leader, the other processes send what they hold of it.
-
-    Without one, when all processes compile programs, what the others hold is zeros. An all-gather in the program would
-    wait for all devices, also where they decode independently of each other, and is slow between CPU devices.
-    """
-    leaves, tree = jax.tree.flatten(out)
-    if not leaves:
-        return out
-    commands = [_own_pieces(out), *(leader.sender.collect() if leader is not None else ())]
-    arrays = [np.zeros(leaf.shape, leaf.dtype) for leaf in leaves]
-    for header, pieces in commands:
-        for (number, bounds), piece in zip(header["pieces"], pieces, strict=True):
-            arrays[number][tuple(slice(*pair) for pair in bounds)] = piece
-    return jax.tree.unflatten(tree, arrays)
-
-
-def _own_pieces(out: Any) -> Command:
-    """The shards of a pytree's arrays that this process holds; of equal shards, one process sends one."""
-    places, pieces = [], []
-    for number, leaf in enumerate(jax.tree.leaves(out)):
-        leaf.copy_to_host_async()
-        for shard in leaf.addressable_shards:
-            if shard.replica_id == 0:
-                bounds = [part.indices(size)[:2] for part, size in zip(shard.index, leaf.shape, strict=True)]
-                places.append((number, bounds))
-                pieces.append(shard.data)
-    return {"pieces": places}, [np.asarray(piece) for piece in pieces]

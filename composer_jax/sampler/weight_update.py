@@ -5,7 +5,6 @@ import dataclasses
 from typing import Literal
 
 from composer_jax.models.model_def import Params
-from composer_jax.sampler.several_processes import Leader
 from composer_jax.sampler.weight_checksums import WeightChecksums
 
 UpdateMode = Literal["keep", "recompute", "drain"]
@@ -22,20 +21,6 @@ class WeightUpdate:
     copy: bool
     checksums: WeightChecksums | None
     done: asyncio.Future[None]
-
-    async def install(self, leader: Leader) -> bool:
-        """Installs the weights; returns whether they were.
-
-        Weights that cannot be installed raise in update_serving, and the old ones stay.
-        """
-        try:
-            await asyncio.to_thread(leader.install, self)
-        except Exception as error:
-            if leader.has_followers:  # which may have the new ones
-                raise
-            self.resolve(error)
-            return False
-        return True
 
     def resolve(self, error: Exception | None = None) -> None:
         """Ends update_serving, with an exception if one is given."""
