@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import graphlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -73,6 +74,7 @@ class Import:
     module: str  # dotted, absolute
     line: int
     at_import: bool  # runs when the importing module is imported, rather than in a function or for types only
+    for_types: bool  # below `if TYPE_CHECKING`
 
 
 def module_name(file: Path, root: Path) -> str:
@@ -92,22 +94,24 @@ def imports_of(file: Path, root: Path) -> list[Import]:
     package = here if file.name == "__init__.py" else here[:-1]
     imports = []
 
-    def visit(node: ast.AST, at_import: bool) -> None:
+    def visit(node: ast.AST, at_import: bool, for_types: bool) -> None:
         if isinstance(node, ast.Import):
-            imports.extend(Import(alias.name, node.lineno, at_import) for alias in node.names)
+            imports.extend(Import(alias.name, node.lineno, at_import, for_types) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             base = ".".join([*base, *(node.module or "").split(".")]).strip(".")
             for alias in node.names:
                 inner = root.joinpath(*base.split("."), alias.name)
                 is_module = inner.with_suffix(".py").exists() or inner.is_dir()
-                imports.append(Import(f"{base}.{alias.name}" if is_module else base, node.lineno, at_import))
+                module = f"{base}.{alias.name}" if is_module else base
+                imports.append(Import(module, node.lineno, at_import, for_types))
         for child in ast.iter_child_nodes(node):
             in_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-            for_types = isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
-            visit(child, at_import and not in_function and not (for_types and child in node.body))
+            is_type_check = isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+            types_only = for_types or (is_type_check and child in node.body)
+            visit(child, at_import and not in_function and not types_only, types_only)
 
-    visit(tree_of(file), True)
+    visit(tree_of(file), at_import=True, for_types=False)
     return imports
 
 
@@ -196,6 +200,20 @@ def jax_violations(root: Path) -> Iterator[str]:
                         queue.append((reached, f"{path} -> {reached}"))
 
 
+def circle_violations(root: Path) -> Iterator[str]:
+    """Modules that import each other in a circle; an import inside a function counts, one for types only does not."""
+    files = {module_name(file, root): file for file in files_of(root)}
+    imports = {
+        name: {imported.module for imported in imports_of(file, root) if not imported.for_types} & files.keys()
+        for name, file in files.items()
+    }
+    try:
+        graphlib.TopologicalSorter(imports).prepare()
+    except graphlib.CycleError as error:
+        # Its second argument is one circle, each module imported by the next.
+        yield f"{' <- '.join(error.args[1])}: a circle; move what two of them need into a module below both"
+
+
 def lazy_violations(root: Path) -> Iterator[str]:
     for file in files_of(root):
         for imported in imports_of(file, root):
@@ -269,6 +287,7 @@ RULES = {
     "floors": floor_violations,
     "demo by name": demo_violations,
     "without jax": jax_violations,
+    "circles": circle_violations,
     "lazy imports": lazy_violations,
     "file names": name_violations,
     "model names": model_name_violations,
@@ -304,6 +323,8 @@ BAD_EXAMPLES = [
     ("without jax", "tasks/a.py", "import jax.numpy as jnp", "tasks/a.py:1: imports jax.numpy"),
     ("without jax", "data/a.py", "def f():\n    import optax", "imports optax"),
     ("without jax", "agent/a.py", "from composer_jax.sampler.policy import S", "reaches jax through"),
+    ("circles", "sampler/engine.py", "from composer_jax import sampler", "composer_jax.sampler <- "),
+    ("circles", "sampler/engine.py", "def f():\n    from composer_jax import sampler", "composer_jax.sampler <- "),
     ("lazy imports", "checkpoint/a.py", "try:\n    import torch\nexcept ImportError: pass", "imports torch"),
     ("file names", "data/utils.py", "", "data/utils.py"),
     ("model names", "models/a.py", "def f(c): return c.model_name.startswith('k2')", "decides by"),
@@ -347,6 +368,11 @@ GOOD_EXAMPLES = [
     ("floors", "__init__.py", "from composer_jax.rl import algorithm"),
     ("demo by name", "stages/a.py", '"""Such as composer_jax.demo.bugfix:Bugfix."""'),
     ("demo by name", "demo/a.py", "x = 'composer_jax.demo.bugfix:Bugfix'"),
+    (
+        "circles",
+        "sampler/__init__.py",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from composer_jax import sampler",
+    ),
     ("lazy imports", "checkpoint/a.py", "def f():\n    import torch"),
     ("model names", "models/a.py", "def f(config): return config.n_experts == 8, log.info(config.name)"),
     ("model names", "checkpoint/a.py", "def f(h): return h.model_type == 'deepseek_v3'"),
