@@ -5,21 +5,21 @@ the root to a node is a context of the model. A self-summary starts a new branch
 tokenised a second time: the trained tokens are exactly the sampled ones, with their log-probabilities and weight
 versions.
 
-Router replay needs the routes of every token (agent/routes.py). A sample comes with the routes of its whole context
-and of all its tokens but the last, which the engine computes when a later context has it. A token keeps the first
-routes that are recorded for it: those of the call that sampled what follows it, even if the engine computes it again
-later with other weights. Branches share the routes of the tokens that they share.
+Router replay needs the routes of every token, the experts that computed it. The engine records them as an array
+[n,L,k]: the k experts of n tokens in each of L expert layers, best first. A sample comes with the routes of its whole
+context and of all its tokens but the last, which the engine computes when a later context has it. A token keeps the
+first routes that are recorded for it: those of the call that sampled what follows it, even if the engine computes it
+again later with other weights. Branches share the routes of the tokens that they share.
 """
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
-
-from composer_jax.agent.routes import compact_routes, decode_routes, encode_routes
 
 Kind = Literal["prompt", "assistant", "tool", "summary_request", "summary", "carry"]
 KINDS: tuple[Kind, ...] = ("prompt", "assistant", "tool", "summary_request", "summary", "carry")
@@ -170,7 +170,7 @@ class Transcript:
             known = 0 if old is None else len(old)
             new = routes[start + known : end]
             if len(new):
-                self._routes[node.id] = compact_routes(new if old is None else np.concatenate([old, new]))
+                self._routes[node.id] = _compact_routes(new if old is None else np.concatenate([old, new]))
             start = end
 
     def branch(self, node: Node) -> None:
@@ -292,7 +292,7 @@ class Transcript:
                 "versions": node.versions.tolist(),
                 "trained": node.trained,
             }
-            | ({} if routes is None else {"routes": encode_routes(routes)})
+            | ({} if routes is None else {"routes": _encode_routes(routes)})
             for node, routes in zip(self.nodes, self._routes, strict=True)
         ]
         return {"nodes": nodes, "tip": self.tip}
@@ -313,7 +313,7 @@ class Transcript:
                 item["kind"], harness, sampled, item["logprobs"], item["versions"], trained=item["trained"]
             )
             if "routes" in item:
-                transcript._routes[number] = decode_routes(item["routes"])
+                transcript._routes[number] = _decode_routes(item["routes"])
         transcript.tip = data["tip"]
         return transcript
 
@@ -331,3 +331,22 @@ def _expand_to_tokens(path: Iterable[Node]) -> tuple[np.ndarray, np.ndarray]:
         logprobs += [np.zeros(count, np.float32), node.logprobs]
         versions += [np.full(count, -1, np.int32), node.versions]
     return np.concatenate(logprobs), np.concatenate(versions)
+
+
+def _compact_routes(ids: np.ndarray) -> np.ndarray:
+    """Returns a copy of expert ids in uint8 where all of them fit, else in uint16."""
+    return ids.astype(np.uint8 if ids.max(initial=0) < 256 else np.uint16)
+
+
+def _encode_routes(routes: np.ndarray) -> dict[str, Any]:
+    """Returns a JSON-able dict from which `_decode_routes` makes an equal array; the bytes are base64."""
+    little_endian = routes.astype(routes.dtype.newbyteorder("<"))
+    data = base64.b64encode(little_endian.tobytes()).decode("ascii")
+    return {"dtype": routes.dtype.name, "shape": list(routes.shape), "data": data}
+
+
+def _decode_routes(encoded: Mapping[str, Any]) -> np.ndarray:
+    """Returns the array of `_encode_routes`. Raises ValueError if the bytes are not those of its shape."""
+    dtype = np.dtype(encoded["dtype"])
+    flat = np.frombuffer(base64.b64decode(encoded["data"]), dtype.newbyteorder("<"))
+    return flat.reshape(encoded["shape"]).astype(dtype)

@@ -13,14 +13,14 @@ from collections.abc import Callable, Sequence
 
 from composer_jax.agent.episode import Episode, EpisodeLimits, run_episode
 from composer_jax.agent.summary import Compaction
-from composer_jax.data.chat import compact
-from composer_jax.data.chat.compact import CompactFormat
-from composer_jax.data.chat.sampling_params import SamplingParams
+from composer_jax.data import chat
+from composer_jax.data.chat import ToolCall
+from composer_jax.data.chat_compact import CompactFormat
 from composer_jax.data.tokenizer import Tokenizer
 from composer_jax.demo import bugfix, memory_chain
 from composer_jax.demo.bugfix_expert import bugfix_script
-from composer_jax.demo.lookups import LOOKUPS
-from composer_jax.demo.lookups_expert import lookup_script
+from composer_jax.demo.lookups import ANSWER_FILE, LOOKUPS, UNKNOWN
+from composer_jax.demo.memory_chain import quoted
 from composer_jax.demo.memory_chain_expert import ChainNotes, chain_script, chain_summary
 from composer_jax.demo.notes import OneBug, ThreeBugs, TwoBugs
 from composer_jax.demo.notes_expert import notes_script
@@ -36,6 +36,8 @@ from composer_jax.tasks.task import Task
 WITH_NOTES = (OneBug.FAMILY, TwoBugs.FAMILY, ThreeBugs.FAMILY)
 FAMILIES = (bugfix.FAMILY, *WITH_NOTES, memory_chain.FAMILY, *LOOKUPS)
 """Task families that have an expert."""
+SIDE_BY_SIDE = 0.5
+"""Probability that the expert of lookups reads a file in the message of the file before it."""
 
 
 class ExpertSession:
@@ -92,7 +94,7 @@ class ExpertSession:
         if self._task.family in WITH_NOTES:
             return notes_script(self._task, self._rng)
         if self._task.family in LOOKUPS:
-            return lookup_script(self._task, self._rng)
+            return _lookup_script(self._task, self._rng)
         self._chain_notes = ChainNotes.of_summary(self._task, carried)
         return chain_script(self._task, self._chain_notes, self._rng)
 
@@ -102,6 +104,19 @@ class ExpertSession:
                 f"the expert of {self._task.family} writes no summaries; make its traces with compaction.trigger=None"
             )
         return chain_summary(self._task, self._chain_notes, style, self._rng)
+
+
+def _lookup_script(task: Task, rng: random.Random) -> Script:
+    """Reads the files in the order of the instruction, and answers. A message costs this expert nothing."""
+    messages: list[list[ToolCall]] = []
+    for path in task.metadata["paths"]:
+        if not messages or rng.random() >= SIDE_BY_SIDE:
+            messages.append([])
+        messages[-1].append(ToolCall("read", {"path": path}))
+    for first, *more in messages:
+        yield Turn("", first, more=tuple(more))
+    edit = ToolCall("edit", {"path": ANSWER_FILE, "old": UNKNOWN, "new": quoted(task.metadata["answer"])})
+    yield Turn("", edit, more=(ToolCall("finish", {}),))
 
 
 def _messages(tok: Tokenizer, ids: Sequence[int]) -> list[str]:

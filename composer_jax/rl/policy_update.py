@@ -2,24 +2,25 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
 
-from composer_jax.data.chat.chat_format import ChatFormat
+from composer_jax.agent.episode import Episode
+from composer_jax.data.chat_format import ChatFormat
 from composer_jax.models.flops import row_flops
 from composer_jax.models.model_def import Params
 from composer_jax.parallel.mesh import batch_shards
-from composer_jax.rl.algorithm import make_algorithm
-from composer_jax.rl.batch import Group, PackedRows, WeightedRow, empty_batch, pack_rows
+from composer_jax.rl.algorithm import Algorithm, make_algorithm
+from composer_jax.rl.batch import Group, HintedSpan, PackedRows, WeightedRow, empty_batch, pack_rows
 from composer_jax.rl.config import RLConfig
 from composer_jax.rl.feedback import HintFinder, feedback_metrics
 from composer_jax.rl.incomplete_groups import has_enough_graded
 from composer_jax.rl.penalties import import_behaviors
 from composer_jax.rl.reference import Reference, with_reference
 from composer_jax.rl.teacher import Teacher, teacher_rows
-from composer_jax.rl.weighting import weighted_rows
 from composer_jax.sampler.weight_checksums import WeightChecksums
 from composer_jax.train.learner import Learner, TrainState
 from composer_jax.train.losses import LossTermNormalisers
@@ -36,6 +37,10 @@ OF_RATIO = ("log_ratio_max", "ratio_max")
 OF_EXPERTS = ("load_imbalance", "router_entropy")
 """Metrics that only a network with experts has."""
 OF_QK_CLIP = ("max_attention_logit",)
+
+
+FindHints = Callable[[Episode], Mapping[int, tuple[HintedSpan, ...]]]
+"""Returns the hints of an episode by the number of the row in Transcript.rows()."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,6 +228,32 @@ class PolicyUpdate:
         if self.config.algorithm.normalisers.feedback == "constant":
             return constant
         return max(1.0, float(sum(len(span.tokens) for row in rows for span in row.hints)))
+
+
+def weighted_rows(
+    groups: Sequence[Group],
+    algorithm: Algorithm,
+    step: int = 0,
+    find_hints: FindHints | None = None,
+) -> list[list[WeightedRow]]:
+    """Returns, for each group, the rows that have something to train; none for a group without a signal.
+
+    A row with hints and without a signal of its rewards is trained towards its teacher only.
+
+    Args:
+      step: RL steps before this one.
+      find_hints: finds the hints of an episode (rl/feedback.py); None: no hints.
+    """
+    numbers, by_group = itertools.count(), []
+    for group in groups:
+        chosen = []
+        for episode, rows in zip(group.episodes, algorithm.weigh(group, step), strict=True):
+            number = next(numbers)
+            hints = find_hints(episode) if find_hints else {}
+            hinted = (dataclasses.replace(row, episode=number, hints=hints.get(i, ())) for i, row in enumerate(rows))
+            chosen += [row if row.has_signal else row.without_signal() for row in hinted if row.has_signal or row.hints]
+        by_group.append(chosen)
+    return by_group
 
 
 def learning_metrics(

@@ -14,6 +14,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from composer_jax.errors import OtherProcessError, UserError
+from composer_jax.models.config import ModelConfig
 from composer_jax.models.model_def import ModelDef, Params
 from composer_jax.parallel.mesh import batch_shards
 from composer_jax.parallel.processes import is_first_process
@@ -21,8 +22,8 @@ from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.detokenizer import Decode
 from composer_jax.sampler.drafts import Speculation
 from composer_jax.sampler.limits import make_limits
+from composer_jax.sampler.policy import SamplingParams
 from composer_jax.sampler.request import Request, RequestHandle
-from composer_jax.sampler.request_checks import check_request
 from composer_jax.sampler.request_table import RequestTable
 from composer_jax.sampler.rollout_weights import rollout_model_def
 from composer_jax.sampler.run_schedule import run_schedule
@@ -307,7 +308,7 @@ class Sampler:
         """
         self._raise_if_ended()
         tokens, params = [int(token) for token in request.tokens], request.params
-        budget = check_request(tokens, params, self.definition.config, self.config.max_model_len, self.decode)
+        budget = _check_request(tokens, params, self.definition.config, self.config.capacity, self.decode)
         future = asyncio.get_running_loop().create_future()
         request = dataclasses.replace(request, tokens=tokens)
         handle = RequestHandle(request, budget, self.end_tokens, self.decode, future)
@@ -398,3 +399,30 @@ class Sampler:
             self._scheduler.recompute()
         self.version = update.version
         update.resolve()
+
+
+def _check_request(
+    tokens: Sequence[int], params: SamplingParams, config: ModelConfig, capacity: int, decode: Decode | None
+) -> int:
+    """Returns the most tokens that a request may sample after the context `tokens`.
+
+    capacity: tokens that one conversation can hold. decode: text of token ids, if the sampler has it.
+
+    Raises:
+      ValueError: an empty context, or one that leaves no room for a token.
+      UserError: token ids that the network does not have, stop strings without `decode`, or return_routing
+        with a cache without routing.
+    """
+    if not tokens:
+        raise ValueError("the context is empty; give the tokens that the sample follows")
+    budget = min(params.max_tokens, capacity - len(tokens))
+    if budget < 1:
+        raise ValueError(f"{len(tokens)} tokens leave no room in a context of {capacity}")
+    wrong = next((token for token in tokens if not 0 <= token < config.vocab_size), None)
+    if wrong is not None:
+        raise UserError(f"the context has the token id {wrong}; those of the model are 0 to {config.vocab_size - 1}.")
+    if params.stop_strings and decode is None:
+        raise UserError(f"stop_strings={params.stop_strings!r} needs a Sampler with decode=, the text of token ids.")
+    if params.return_routing and not config.cache_routing:
+        raise UserError("return_routing needs a cache with routing; set model.cache_routing=True in the config.")
+    return budget

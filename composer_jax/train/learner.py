@@ -11,7 +11,7 @@ gradient is summed over the mesh in one of two ways:
 
 import dataclasses
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,6 @@ from composer_jax.ops.shapes import check_shapes
 from composer_jax.parallel.mesh import TOKEN_AXES
 from composer_jax.train.forward import Batch
 from composer_jax.train.losses import Loss, Normalisers
-from composer_jax.train.master_weights import MasterState, cast_floats, cast_like
 from composer_jax.train.optimizer import Optimizer
 from composer_jax.train.qk_clip import check_attention_logits, check_qk_clip, clip_heads
 from composer_jax.train.shard_batch import field_spec, shard_batch
@@ -47,6 +46,20 @@ class TrainState:
     """State of the optax transformation; a MasterState around it if there are master weights."""
     step: jax.Array
     """int32 scalar: steps taken, skipped ones included, so that the host can count them without asking the devices."""
+
+
+class MasterState(NamedTuple):
+    """Optimizer state with a float32 master copy of the weights, where the model's own are bfloat16.
+
+    A bfloat16 has 8 significant bits, so that an update below 1/512 of a weight rounds to nothing. The optimizer
+    accumulates updates in the master copy, and the model's weights are the rounded copy of it (Micikevicius et al.
+    2018, arXiv 1710.03740, section 3.1).
+    """
+
+    weights: Params
+    """The master copy, like params, in the master's dtype."""
+    transformation: Any
+    """State of the optax transformation; its dtype is that of OptimizerConfig.moment_dtype."""
 
 
 class Learner:
@@ -141,8 +154,8 @@ class Learner:
         }
 
     def _init_optimizer(self, params: Params) -> Any:
-        state = cast_floats(self.transformation.init(params), self.moment_dtype)
-        return MasterState(cast_floats(params, self.master_dtype), state) if self.master_dtype else state
+        state = _cast_floats(self.transformation.init(params), self.moment_dtype)
+        return MasterState(_cast_floats(params, self.master_dtype), state) if self.master_dtype else state
 
     def _optimizer_shardings(self, *, in_use: bool = False) -> Any:
         """Shardings of the optimizer's state: a parameter's moments and master weight have the parameter's own.
@@ -349,9 +362,9 @@ class Learner:
         With master weights the old params are not read, because they are those of the old master.
         """
         weights, stored = state.optimizer if self.master_dtype else (state.params, state.optimizer)
-        gradient, old = cast_floats((gradient, stored), self.update_dtype)
+        gradient, old = _cast_floats((gradient, stored), self.update_dtype)
         direction, new = self.transformation.update(gradient, old, weights)
-        new = cast_like(_where(is_finite, new, old), stored)
+        new = _cast_like(_where(is_finite, new, old), stored)
         updated = jax.tree.map(lambda w, u: (w - learning_rate * u).astype(w.dtype), weights, direction)
         if self.optimizer.qk_clip is not None:
             updated = clip_heads(updated, max_logits, self.optimizer.qk_clip, self.definition.config)
@@ -359,7 +372,7 @@ class Learner:
         updated |= {name: weights[name] for name in weights if not self._trains(name)}
         if not self.master_dtype:
             return updated, new
-        return cast_like(updated, state.params), MasterState(updated, new)
+        return _cast_like(updated, state.params), MasterState(updated, new)
 
 
 def loss_shapes(definition: ModelDef, loss: Loss, params, router_bias, batch):
@@ -389,12 +402,22 @@ def _with_shardings(shapes: Any, shardings: Any) -> Any:
     return jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), shapes, shardings)
 
 
+def _cast_floats(tree: Any, dtype: str) -> Any:
+    """Returns the tree with floating arrays cast to `dtype`; others, such as counts, stay as they are."""
+    return jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree)
+
+
+def _cast_like(tree: Any, like: Any) -> Any:
+    """Returns the tree with every array cast to the dtype of its counterpart."""
+    return jax.tree.map(lambda x, y: x.astype(y.dtype), tree, like)
+
+
 def _where(condition: jax.Array, new: Any, old: Any) -> Any:
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), new, old)
 
 
 def _accumulate(total, part):
-    add = lambda a, b: jax.tree.map(jnp.add, *cast_floats((a, b), "float32"))  # noqa: E731
+    add = lambda a, b: jax.tree.map(jnp.add, *_cast_floats((a, b), "float32"))  # noqa: E731
     return {
         "gradient": add(total["gradient"], part["gradient"]),
         "sums": add(total["sums"], part["sums"]),

@@ -55,7 +55,8 @@ class OptimizerConfig:
     (train/qk_clip.py; 100 in Kimi K2, arXiv 2507.20534, section 2.1). None measures and clips nothing."""
     master_dtype: Literal["float32", ""] = "float32"
     """Dtype of the copy of the weights that the optimizer updates, if model.param_dtype is another one
-    (train/master_weights.py; DeepSeek-V3: float32). Empty: no copy; bfloat16 weights then lose most small updates."""
+    (train/learner.py: MasterState; DeepSeek-V3: float32). Empty: no copy; bfloat16 weights then lose most small
+    updates."""
     moment_dtype: Literal["float32", "bfloat16", ""] = ""
     """Dtype in which moments are stored; a step computes with them in the dtype of its weights or a wider one. Empty:
     model.param_dtype, as in DeepSeek-V3 (section 3.3.3: bfloat16). A bfloat16 moment that a step changes by less than

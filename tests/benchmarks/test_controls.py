@@ -10,7 +10,7 @@ from benchmarks.control_algorithms import LengthNormalised, OtherSummaries, Rand
 from benchmarks.seeded_runs import SIZES
 from composer_jax.rl.algorithm import GroupAdvantage
 from composer_jax.rl.batch import Group
-from composer_jax.rl.weighting import weighted_rows
+from composer_jax.rl.policy_update import weighted_rows
 from launch.flags import parse
 from tests.rl.made_up import conversation, episode
 

@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_jax.rl.algorithm import GroupAdvantage
-from composer_jax.rl.balanced_rows import balance_rows
-from composer_jax.rl.batch import Group, pack_rows
-from composer_jax.rl.weighting import weighted_rows
+from composer_jax.rl.batch import Group, balance_rows, pack_rows
+from composer_jax.rl.policy_update import weighted_rows
 from tests.rl.made_up import conversation, episode
 
 

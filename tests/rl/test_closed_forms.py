@@ -12,8 +12,8 @@ from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.rl.algorithm import GroupAdvantage
 from composer_jax.rl.batch import Group, pack_rows
+from composer_jax.rl.policy_update import weighted_rows
 from composer_jax.rl.reference import sum_later_tokens
-from composer_jax.rl.weighting import weighted_rows
 from composer_jax.train.learner import Learner
 from composer_jax.train.losses import PolicyLoss, PolicyLossConfig
 from composer_jax.train.optimizer import OptimizerConfig, make_optimizer

@@ -16,9 +16,8 @@ from composer_jax.rl.batch import FIELDS, Group, pack_rows
 from composer_jax.rl.config import AlgorithmConfig, NormaliserConfig, RLConfig
 from composer_jax.rl.feedback import FeedbackConfig, HintFinder
 from composer_jax.rl.hint_detectors import DETECTORS
-from composer_jax.rl.policy_update import PER_TOKEN, PolicyUpdate
+from composer_jax.rl.policy_update import PER_TOKEN, PolicyUpdate, weighted_rows
 from composer_jax.rl.reference import ReferenceKLConfig
-from composer_jax.rl.weighting import weighted_rows
 from composer_jax.train.learner import Learner
 from composer_jax.train.losses import LanguageLoss, PolicyLoss, PolicyLossConfig
 from composer_jax.train.optimizer import OptimizerConfig, make_optimizer

@@ -13,9 +13,8 @@ from composer_jax.parallel.mesh import make_mesh
 from composer_jax.rl.algorithm import GroupAdvantage
 from composer_jax.rl.batch import Group, WeightedRow, pack_rows
 from composer_jax.rl.config import AlgorithmConfig, RLConfig
-from composer_jax.rl.policy_update import PolicyUpdate
+from composer_jax.rl.policy_update import PolicyUpdate, weighted_rows
 from composer_jax.rl.reference import Reference, ReferenceKLConfig, sum_later_tokens, with_reference
-from composer_jax.rl.weighting import weighted_rows
 from composer_jax.train.learner import Learner
 from composer_jax.train.losses import LossTermNormalisers, PolicyLoss, PolicyLossConfig
 from composer_jax.train.optimizer import OptimizerConfig, make_optimizer

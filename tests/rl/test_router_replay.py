@@ -15,8 +15,7 @@ from composer_jax.parallel.mesh import make_mesh
 from composer_jax.rl.algorithm import GroupAdvantage
 from composer_jax.rl.batch import NO_ROUTE, Group, WeightedRow, empty_batch, pack_rows
 from composer_jax.rl.config import RLConfig
-from composer_jax.rl.policy_update import PolicyUpdate, replay_metrics
-from composer_jax.rl.weighting import weighted_rows
+from composer_jax.rl.policy_update import PolicyUpdate, replay_metrics, weighted_rows
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.engine import Sampler
 from composer_jax.train.learner import Learner

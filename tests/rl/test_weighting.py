@@ -2,7 +2,7 @@
 
 from composer_jax.rl.algorithm import GroupAdvantage
 from composer_jax.rl.batch import Group
-from composer_jax.rl.weighting import weighted_rows
+from composer_jax.rl.policy_update import weighted_rows
 from tests.rl.made_up import conversation, episode
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from composer_jax.data.corpus import split_position
-from composer_jax.data.prepare.commits import commit_text
 from composer_jax.data.prepare.config import PrepareConfig
 from composer_jax.data.prepare.filters import reason_by_path
 from composer_jax.data.prepare.git import BlobReader, read_commits
@@ -19,6 +20,9 @@ from composer_jax.data.prepare.plan import Part, WorkUnit
 from composer_jax.data.prepare.row_parts import RawRow, read_json_range, read_parquet_range
 from composer_jax.data.tokenizer import encodable
 from composer_jax.errors import UserError
+
+_SECTION = re.compile(rb"^diff --git ", re.MULTILINE)
+_INDEX_LINE = re.compile(rb"^index [0-9a-f]+\.\.[0-9a-f]+.*\n", re.MULTILINE)  # names content that nobody can see
 
 
 @dataclass(frozen=True)
@@ -85,12 +89,37 @@ def _commits(part: Part, config: PrepareConfig, ordinals: Iterator[int]) -> Iter
         return reason_by_path(path, language_of(path), config.languages) is None and not is_heldout(part, path, config)
 
     for commit in read_commits(Path(part.root), part.commit, part.entries[0][0], config.commit_bytes):
-        text = b"" if commit.diff is None else commit_text(commit.message, commit.diff, is_trained)
+        text = b"" if commit.diff is None else _commit_text(commit.message, commit.diff, is_trained)
         reason = "too large" if commit.diff is None else None if text else "no training file"
         yield DocumentCandidate(next(ordinals), part, commit.id, DIFF, len(text), False, reason, text.__bytes__)
 
 
-def _rows(part: Part, config: PrepareConfig, ordinals: Iterator[int]) -> Iterator[DocumentCandidate]:
+def _commit_text(message: bytes, diff: bytes, is_trained: Callable[[str], bool]) -> bytes:
+    """Returns the message, an empty line and the diff; b"" if no file of the diff is trained on.
+
+    Args:
+      diff: the output of git with the prefixes a/ and b/, and without renames.
+      is_trained: whether a path may be trained on; changes of other files are left out, as are binary ones.
+    """
+    starts = [match.start() for match in _SECTION.finditer(diff)]
+    sections = [diff[start:end] for start, end in zip(starts, [*starts[1:], len(diff)], strict=True)]
+    kept = [_INDEX_LINE.sub(b"", section, count=1) for section in sections if _is_kept(section, is_trained)]
+    return message + b"\n\n" + b"".join(kept) if kept else b""
+
+
+def _is_kept(section: bytes, is_trained: Callable[[str], bool]) -> bool:
+    path = _changed_path(section)
+    return path is not None and b"\n@@ " in section and is_trained(path)
+
+
+def _changed_path(section: bytes) -> str | None:
+    """The path in "diff --git a/PATH b/PATH"; None for a path that git quotes."""
+    names = section.partition(b"\n")[0].removeprefix(b"diff --git ")
+    first, second = names[: len(names) // 2], names[len(names) // 2 + 1 :]
+    return os.fsdecode(first[2:]) if first[:2] == b"a/" and second == b"b/" + first[2:] else None
+
+
+def _rows(part: Part, config: PrepareConfig, ordinals: Iterator[int]) -> Iterator[Candidate]:
     (first, end), path = part.entries[0], Path(part.root)
     fields = [config.text_field, *([config.path_field] if config.path_field else [])]
     try:
