@@ -66,7 +66,8 @@ CATCH_ALL_NAMES = {"util", "utils", "helper", "helpers", "misc", "common"}
 NETWORK = ("ops", "parallel", "models", "train", "sampler", "rl")
 MODEL_NAMES = {"model_name", "model_type", "model_id", "architecture", "architectures"}
 # One concept per file and function.
-FILE_LINES, FUNCTION_LINES = 600, 60
+FILE_LINES, FUNCTION_LINES, FRAGMENT_LINES = 600, 60, 40
+OUTSIDE = ("launch", "configs", "benchmarks", "examples")
 
 
 @dataclass(frozen=True)
@@ -282,8 +283,37 @@ def length_violations(root: Path) -> Iterator[str]:
                         yield f"{where}:{node.lineno}: {node.name} has {lines} lines, over {FUNCTION_LINES}; split it"
 
 
+def fragment_violations(root: Path) -> Iterator[str]:
+    """Small files that only one other file of their folder uses; not extension points, nor entries of a table."""
+    guide = root / "CONTRIBUTING.md"
+    extension_points = guide.read_text(encoding="utf-8") if guide.exists() else ""
+    files = {module_name(file, root): file for file in files_of(root)}
+    outside = [file for folder in OUTSIDE for file in (root / folder).rglob("*.py")]
+    used_outside = {imported.module for file in outside for imported in imports_of(file, root)}
+    for name, file in files.items():
+        lines = len(file.read_text(encoding="utf-8").splitlines())
+        where = str(file.relative_to(root))
+        if lines >= FRAGMENT_LINES or file.name == "__init__.py" or name in used_outside or where in extension_points:
+            continue
+        importers = [other for other in files.values() if any(i.module == name for i in imports_of(other, root))]
+        if len(importers) != 1 or importers[0].parent != file.parent or importers[0].name == "__init__.py":
+            continue
+        if not is_in_table(name, importers[0]) and not any(f"{name}:" in other.read_text() for other in outside):
+            yield f"{where}: {lines} lines that only {importers[0].name} imports; merge it into that"
+
+
+def is_in_table(module: str, importer: Path) -> bool:
+    """Whether a value at the top level of the importing file names what it imports from a module."""
+    statements = tree_of(importer).body
+    values = [node.value for node in statements if isinstance(node, ast.Assign | ast.AnnAssign) and node.value]
+    named = {node.id for value in values for node in ast.walk(value) if isinstance(node, ast.Name)}
+    imports = [node for node in statements if isinstance(node, ast.ImportFrom) and node.module == module]
+    return any(alias.name in named for node in imports for alias in node.names)
+
+
 RULES = {
     "lengths": length_violations,
+    "fragments": fragment_violations,
     "floors": floor_violations,
     "demo by name": demo_violations,
     "without jax": jax_violations,
@@ -332,13 +362,14 @@ BAD_EXAMPLES = [
     ("model names", "train/a.py", "def f(model_type): return {'k2': 1}[model_type]", "decides by"),
     ("lengths", "data/a.py", "x = 1\n" * 600 + "y = 2", "data/a.py: 601 lines"),
     ("lengths", "data/a.py", "def f():\n" + "    x = 1\n" * 60, "data/a.py:1: f has 61 lines"),
+    ("fragments", "sampler/engine.py", "from composer_jax.sampler import policy", "policy.py: 0 lines"),
     ("packages", "data/deep/a.py", "", "data/deep: has Python files but no __init__.py"),
 ]
 
 
-@pytest.mark.parametrize(("rule", "file", "source", "expected"), BAD_EXAMPLES)
-def test_a_violation_is_reported(tmp_path, rule, file, source, expected):
-    package = tmp_path / PACKAGE
+def make_package(root: Path) -> Path:
+    """Returns a package with every floor, in which no rule is broken but that the sampler needs JAX."""
+    package = root / PACKAGE
     for floor in FLOORS:
         (package / floor).mkdir(parents=True)
         (package / floor / "__init__.py").touch()
@@ -347,6 +378,12 @@ def test_a_violation_is_reported(tmp_path, rule, file, source, expected):
     (package / "sampler" / "__init__.py").write_text("from composer_jax.sampler import engine\n")
     (package / "sampler" / "engine.py").write_text("import jax\n")
     (package / "sampler" / "policy.py").touch()
+    return package
+
+
+@pytest.mark.parametrize(("rule", "file", "source", "expected"), BAD_EXAMPLES)
+def test_a_violation_is_reported(tmp_path, rule, file, source, expected):
+    package = make_package(tmp_path)
     before = list(RULES[rule](tmp_path)) if rule != "without jax" else []
     assert before == []
     (package / file).parent.mkdir(exist_ok=True)
@@ -373,6 +410,8 @@ GOOD_EXAMPLES = [
         "sampler/__init__.py",
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from composer_jax import sampler",
     ),
+    ("fragments", "rl/a.py", "from composer_jax.sampler import policy"),
+    ("fragments", "sampler/engine.py", "from composer_jax.sampler.policy import User\nPOLICIES = {'user': User}"),
     ("lazy imports", "checkpoint/a.py", "def f():\n    import torch"),
     ("model names", "models/a.py", "def f(config): return config.n_experts == 8, log.info(config.name)"),
     ("model names", "checkpoint/a.py", "def f(h): return h.model_type == 'deepseek_v3'"),
@@ -381,9 +420,7 @@ GOOD_EXAMPLES = [
 
 @pytest.mark.parametrize(("rule", "file", "source"), GOOD_EXAMPLES)
 def test_what_is_allowed_is_not_reported(tmp_path, rule, file, source):
-    path = tmp_path / PACKAGE / file
-    path.parent.mkdir(parents=True)
-    path.write_text(source + "\n")
+    (make_package(tmp_path) / file).write_text(source + "\n")
     assert list(RULES[rule](tmp_path)) == []
 
 
