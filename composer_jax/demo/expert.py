@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 
 from composer_jax.agent.episode import Episode, EpisodeLimits, run_episode
 from composer_jax.agent.summary import Compaction
-from composer_jax.data import chat
-from composer_jax.data.chat import ToolCall
-from composer_jax.data.chat_compact import CompactFormat
+from composer_jax.data.chat import compact
+from composer_jax.data.chat.compact import CompactFormat
+from composer_jax.data.chat.messages import ToolCall
+from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.data.tokenizer import Tokenizer
 from composer_jax.demo import bugfix, memory_chain
 from composer_jax.demo.bugfix_expert import bugfix_script
@@ -114,9 +115,9 @@ def _lookup_script(task: Task, rng: random.Random) -> Script:
             messages.append([])
         messages[-1].append(ToolCall("read", {"path": path}))
     for first, *more in messages:
-        yield Turn("", first, more=tuple(more))
+        yield ExpertTurn("", first, more=tuple(more))
     edit = ToolCall("edit", {"path": ANSWER_FILE, "old": UNKNOWN, "new": quoted(task.metadata["answer"])})
-    yield Turn("", edit, more=(ToolCall("finish", {}),))
+    yield ExpertTurn("", edit, more=(ToolCall("finish", {}),))
 
 
 def _messages(tok: Tokenizer, ids: Sequence[int]) -> list[str]:

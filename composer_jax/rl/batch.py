@@ -119,7 +119,7 @@ def pack_rows(
     Args:
       shapes: (row length, rows) by ascending length. A row goes into the first shape that holds it.
       every_shape: whether an empty batch of every shape follows the others, so that a step compiles all of them.
-      shards: devices that share the rows of a batch; several get about the same work (rl/balanced_rows.py).
+      shards: devices that share the rows of a batch; several get about the same work (balance_rows).
       cost: the work of a row of the batch with these segments [S] (models/flops.py: row_flops).
       route_shape: (L, k), expert layers and experts per token, where routes are replayed.
 
@@ -203,7 +203,7 @@ def balance_rows(costs: Sequence[float], batch_size: int, shards: int) -> list[i
     return order
 
 
-def _check_routes(row: Row, route_shape: tuple[int, int]) -> None:
+def _check_routes(row: TranscriptRow, route_shape: tuple[int, int]) -> None:
     """Raises TranscriptError unless every token but the last has routes of this shape."""
     missing = row.tokens_without_routes()
     if len(missing):

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from composer_jax.agent.episode import Episode
-from composer_jax.data.chat_format import ChatFormat
+from composer_jax.data.chat.chat_format import ChatFormat
 from composer_jax.models.flops import row_flops
 from composer_jax.models.model_def import Params
 from composer_jax.parallel.mesh import batch_shards

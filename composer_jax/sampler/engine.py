@@ -296,7 +296,7 @@ class Sampler:
     async def open(self, seed: int, *, ahead: bool = False) -> EngineSession:
         """See TrainablePolicy.open. At most config.slots sessions are open, so their contexts fit into the cache."""
         on_close = functools.partial(self._close, self._sessions)
-        new_session = lambda: EngineSession(self.submit, self.config.capacity, seed, on_close)  # noqa: E731
+        new_session = lambda: EngineSession(self.submit, self.config.max_model_len, seed, on_close)  # noqa: E731
         return await self._sessions.open(new_session, ahead=ahead)
 
     def submit(self, request: Request) -> RequestHandle:
@@ -308,7 +308,7 @@ class Sampler:
         """
         self._raise_if_ended()
         tokens, params = [int(token) for token in request.tokens], request.params
-        budget = _check_request(tokens, params, self.definition.config, self.config.capacity, self.decode)
+        budget = _check_request(tokens, params, self.definition.config, self.config.max_model_len, self.decode)
         future = asyncio.get_running_loop().create_future()
         request = dataclasses.replace(request, tokens=tokens)
         handle = RequestHandle(request, budget, self.end_tokens, self.decode, future)
@@ -402,11 +402,11 @@ class Sampler:
 
 
 def _check_request(
-    tokens: Sequence[int], params: SamplingParams, config: ModelConfig, capacity: int, decode: Decode | None
+    tokens: Sequence[int], params: SamplingParams, config: ModelConfig, max_model_len: int, decode: Decode | None
 ) -> int:
     """Returns the most tokens that a request may sample after the context `tokens`.
 
-    capacity: tokens that one conversation can hold. decode: text of token ids, if the sampler has it.
+    max_model_len: tokens that one conversation can hold. decode: text of token ids, if the sampler has it.
 
     Raises:
       ValueError: an empty context, or one that leaves no room for a token.
@@ -415,9 +415,9 @@ def _check_request(
     """
     if not tokens:
         raise ValueError("the context is empty; give the tokens that the sample follows")
-    budget = min(params.max_tokens, capacity - len(tokens))
+    budget = min(params.max_tokens, max_model_len - len(tokens))
     if budget < 1:
-        raise ValueError(f"{len(tokens)} tokens leave no room in a context of {capacity}")
+        raise ValueError(f"{len(tokens)} tokens leave no room in a context of {max_model_len}")
     wrong = next((token for token in tokens if not 0 <= token < config.vocab_size), None)
     if wrong is not None:
         raise UserError(f"the context has the token id {wrong}; those of the model are 0 to {config.vocab_size - 1}.")

@@ -17,7 +17,7 @@ from composer_jax.rl.algorithm import make_algorithm
 from composer_jax.rl.batch import Group
 from composer_jax.rl.feedback import HintFinder
 from composer_jax.rl.policy_update import weighted_rows
-from composer_jax.stages.config import run_config
+from composer_jax.schema.run_config import run_config
 from composer_jax.stages.run_data import RunData
 from composer_jax.stages.trace_sources import SourceContext
 from configs.memory_chain import SIZES

@@ -11,7 +11,6 @@ from composer_jax.rl.algorithm import GroupAdvantage, make_algorithm
 from composer_jax.rl.config import AlgorithmConfig, RLConfig
 from composer_jax.rl.learning_step import graded_group
 from composer_jax.rl.policy_update import weighted_rows
-from composer_jax.rl.token_advantages import token_advantages
 from tests.rl.made_up import conversation, episode
 
 CONFIG = RLConfig(group_size=3)

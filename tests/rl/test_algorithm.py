@@ -9,7 +9,7 @@ from composer_jax.errors import UserError
 from composer_jax.rl.algorithm import GroupAdvantage, make_algorithm
 from composer_jax.rl.batch import Group, WeightedRow
 from composer_jax.rl.policy_update import weighted_rows
-from composer_jax.stages.config import run_config
+from composer_jax.schema.run_config import run_config
 from launch import flags
 from tests.rl.made_up import conversation, episode
 

@@ -7,7 +7,7 @@ import pytest
 from composer_jax.errors import UserError
 from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.mesh import make_mesh
-from composer_jax.rl import weighting
+from composer_jax.rl import policy_update
 from composer_jax.rl.algorithm import GroupAdvantage
 from composer_jax.rl.batch import FIELDS, Group, WeightedRow, empty_batch, pack_rows
 from composer_jax.train.learner import Learner
@@ -26,7 +26,7 @@ def group(first: int, rewards, **kwargs) -> Group:
 
 
 def weighted_rows(groups, chosen) -> list[WeightedRow]:
-    return [row for rows in weighting.weighted_rows(groups, chosen) for row in rows]
+    return [row for rows in policy_update.weighted_rows(groups, chosen) for row in rows]
 
 
 def learner_batches(rows, shapes):

@@ -119,7 +119,7 @@ def _changed_path(section: bytes) -> str | None:
     return os.fsdecode(first[2:]) if first[:2] == b"a/" and second == b"b/" + first[2:] else None
 
 
-def _rows(part: Part, config: PrepareConfig, ordinals: Iterator[int]) -> Iterator[Candidate]:
+def _rows(part: Part, config: PrepareConfig, ordinals: Iterator[int]) -> Iterator[DocumentCandidate]:
     (first, end), path = part.entries[0], Path(part.root)
     fields = [config.text_field, *([config.path_field] if config.path_field else [])]
     try:
