@@ -13,18 +13,15 @@ import tokenize
 from collections import Counter
 from pathlib import PurePosixPath
 
+from composer_jax.data.prepare.languages import LANGUAGES
 from composer_jax.python_ast import parse_python
 
 MAX_SOURCE = 1 << 20
 """Bytes; a larger file is data more often than code, and is not counted."""
-_SLASHES, _HASH, _DASHES = ("//", "/*", "*"), ("#",), ("--",)
-_PREFIXES = {
-    **dict.fromkeys(("c", "h", "cc", "cpp", "cxx", "hpp", "cs", "go", "java", "js", "jsx", "kt", "mjs"), _SLASHES),
-    **dict.fromkeys(("php", "rs", "scala", "swift", "ts", "tsx", "dart", "css", "scss", "zig"), _SLASHES),
-    **dict.fromkeys(("bash", "cmake", "jl", "pl", "py", "pyi", "r", "rb", "sh", "toml", "yaml", "yml"), _HASH),
-    **dict.fromkeys(("hs", "lua", "sql"), _DASHES),
-}
-"""Suffix of a file -> beginnings of its comment lines; files with other suffixes have no comments to count."""
+_COUNTED = """.bash .c .cc .cmake .cpp .cs .css .cxx .dart .go .h .hpp .hs .java .jl .js .jsx .kt .lua .mjs .php .pl .py
+    .pyi .r .rb .rs .scala .scss .sh .sql .swift .toml .ts .tsx .yaml .yml .zig""".split()
+_PREFIXES = {end: language.comment_starts for language in LANGUAGES for end in language.endings if end in _COUNTED}
+"""Ending of a file -> beginnings of its comment lines; files with other endings have no comments to count."""
 
 _LINE_END = re.compile(r"\r\n|\r|\n")  # what Python counts as one; str.splitlines knows more
 
@@ -37,7 +34,7 @@ def count_added_lines(path: str, before: bytes, after: bytes) -> tuple[int, int]
     nothing: neither its module, class or function nor the variable before it (ast). In other languages, and in Python
     that does not parse, it begins with a comment's marker.
     """
-    prefixes = _PREFIXES.get(PurePosixPath(path).suffix.removeprefix(".").lower())
+    prefixes = _PREFIXES.get(PurePosixPath(path).suffix.lower())
     if prefixes is None or max(len(before), len(after)) > MAX_SOURCE:
         return 0, 0
     added = _lines(after, path, prefixes) - _lines(before, path, prefixes)

@@ -21,8 +21,13 @@ class Language:
         before, after = self.comment
         return f"{before} {text}{f' {after}' if after else ''}\n"
 
+    @property
+    def comment_starts(self) -> tuple[str, ...]:
+        """Beginnings of lines that are only a comment; * is that of the inner lines of /* */."""
+        return ("//", "/*", "*") if self.comment in (_SLASHES, _STARS) else (self.comment[0],)
 
-_HASH, _SLASHES, _DASHES, _MARKUP = ("#", ""), ("//", ""), ("--", ""), ("<!--", "-->")
+
+_HASH, _SLASHES, _DASHES, _STARS, _MARKUP = ("#", ""), ("//", ""), ("--", ""), ("/*", "*/"), ("<!--", "-->")
 
 LANGUAGES = (
     Language("python", _HASH, (".py", ".pyi")),
@@ -54,7 +59,7 @@ LANGUAGES = (
     Language("shell", _HASH, (".sh", ".bash", ".zsh")),
     Language("sql", _DASHES, (".sql",)),
     Language("html", _MARKUP, (".html", ".htm", ".vue", ".svelte")),
-    Language("css", ("/*", "*/"), (".css", ".scss", ".less")),
+    Language("css", _STARS, (".css", ".scss", ".less")),
     Language("yaml", _HASH, (".yaml", ".yml")),
     Language("toml", _HASH, (".toml",)),
     Language("make", _HASH, (".mk",), ("Makefile", "makefile", "GNUmakefile")),
