@@ -19,7 +19,7 @@ import numpy as np
 from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.data.corpus import split_position
 from composer_jax.data.prepare.filters import filter_text, reason_by_path
-from composer_jax.data.prepare.git import BlobReader, file_histories, head_commit, is_repository
+from composer_jax.data.prepare.git_repository import BlobReader, file_histories, head_commit, is_repository
 from composer_jax.data.prepare.languages import Language, language_of
 from composer_jax.data.prepare.layout import printable_path, with_line_end
 from composer_jax.data.text_tokenizer import TextTokenizer

@@ -14,7 +14,7 @@ from pathlib import Path
 from composer_jax.data.corpus import split_position
 from composer_jax.data.prepare.config import PrepareConfig
 from composer_jax.data.prepare.filters import reason_by_path
-from composer_jax.data.prepare.git import BlobReader, read_commits
+from composer_jax.data.prepare.git_repository import BlobReader, read_commits
 from composer_jax.data.prepare.languages import DIFF, TEXT, Language, language_of
 from composer_jax.data.prepare.plan import Part, WorkUnit
 from composer_jax.data.prepare.row_parts import RawRow, read_json_range, read_parquet_range

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from composer_jax.atomic_write import write_atomically
 from composer_jax.data.prepare.config import PrepareConfig
 from composer_jax.data.prepare.filters import reason_by_path
-from composer_jax.data.prepare.git import head_commit, is_repository, list_blobs
+from composer_jax.data.prepare.git_repository import head_commit, is_repository, list_blobs
 from composer_jax.data.prepare.languages import language_of
 from composer_jax.data.prepare.row_parts import parquet_ranges
 from composer_jax.errors import UserError

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from composer_jax.errors import UserError
-from composer_jax.tasks.git import GitError, run_git
+from composer_jax.git import GitError, run_git
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+")
 _COMMIT = re.compile(r"[0-9a-fA-F]{7,64}")

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 from composer_jax.errors import UserError
+from composer_jax.git import GitError, run_git
 from composer_jax.sandbox import GONE, Change
-from composer_jax.tasks.git import GitError, run_git
 from composer_jax.tasks.patches.unified import header_paths
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from composer_jax.tasks.git import GitRepository
+from composer_jax.errors import UserError
+from composer_jax.git import GitError, read_git, run_git
 from composer_jax.tasks.patches import merge_versions, split_lines
 from composer_jax.tasks.repository.candidate import Candidate, make_candidate
 from composer_jax.tasks.repository.entities import parse_entities
@@ -23,21 +24,27 @@ def revert_commits(repository: Path, limit: int = 500) -> Iterator[Candidate]:
     and no later commit touched the same lines. Other files, such as a changelog, stay as they are.
     Raises UserError where `repository` is not the top of a git repository.
     """
-    git = GitRepository(repository)
-    for commit in git.lines("rev-list", "--no-merges", "--min-parents=1", f"--max-count={limit}", "HEAD"):
-        reverted = _revert(git, commit)
+    try:
+        run_git("rev-parse", "--verify", "--quiet", "HEAD^{commit}", cwd=repository)
+    except GitError:
+        raise UserError(
+            f"{repository} is not a git repository with a commit; give the folder that holds .git"
+        ) from None
+    options = ("--no-merges", "--min-parents=1", f"--max-count={limit}")
+    for commit in read_git("rev-list", *options, "HEAD", cwd=repository).decode().splitlines():
+        reverted = _revert(repository, commit)
         if reverted is not None:
             yield reverted
 
 
-def _revert(git: GitRepository, commit: str) -> Candidate | None:
-    paths = [path for path in git.changed_paths(commit) if path.endswith(".py")]
+def _revert(repository: Path, commit: str) -> Candidate | None:
+    paths = [path for path in _changed_paths(repository, commit) if path.endswith(".py")]
     code = [path for path in paths if not is_protected(path)]
     if not 0 < len(code) <= MAX_FILES or len(code) == len(paths):
         return None
     try:
         head, after, before = (
-            {path: None if raw is None else raw.decode() for path, raw in git.read_files(name, code).items()}
+            {path: None if raw is None else raw.decode() for path, raw in _read_files(repository, name, code).items()}
             for name in ("HEAD", commit, f"{commit}^")
         )
     except UnicodeDecodeError:
@@ -57,9 +64,32 @@ def _revert(git: GitRepository, commit: str) -> Candidate | None:
         return None
     if not files:
         return None
-    subject = git.lines("show", "--no-patch", "--no-show-signature", "--format=%s", commit)
-    note = f"commit {commit[:12]} was undone: {' '.join(subject)}"
+    subject = read_git("show", "--no-patch", "--format=%s", commit, cwd=repository).decode(errors="surrogateescape")
+    note = f"commit {commit[:12]} was undone: {' '.join(subject.splitlines())}"
     return make_candidate("revert_commit", sources, files, _changed_entities(sources, files), note)
+
+
+def _changed_paths(repository: Path, commit: str) -> list[str]:
+    """The paths of regular files that a commit added, changed or deleted; a renamed file counts as two."""
+    raw = read_git("diff-tree", "-r", "-z", "--no-renames", "--no-commit-id", commit, cwd=repository)
+    fields = raw.decode(errors="surrogateescape").split("\0")[:-1]
+    # ":100644 100755 hash hash M", then the path.
+    return [
+        path
+        for entry, path in zip(fields[::2], fields[1::2], strict=True)
+        if all(mode in ("000000", "100644", "100755") for mode in entry.lstrip(":").split()[:2])
+    ]
+
+
+def _read_files(repository: Path, commit: str, paths: list[str]) -> dict[str, bytes | None]:
+    """The content of each path in a commit; None where the commit lacks it."""
+    raw = read_git("--literal-pathspecs", "ls-tree", "-r", "-z", commit, "--", *paths, cwd=repository)
+    contents: dict[str, bytes | None] = dict.fromkeys(paths)
+    for entry in raw.decode(errors="surrogateescape").split("\0")[:-1]:
+        head, path = entry.split("\t", 1)
+        if path in contents:
+            contents[path] = read_git("cat-file", "blob", head.split()[2], cwd=repository)
+    return contents
 
 
 def _undo(head: str | None, after: str | None, before: str | None) -> tuple[str | None, bool]:

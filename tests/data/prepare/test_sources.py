@@ -8,7 +8,7 @@ from pyarrow import parquet
 
 from composer_jax.data.prepare.candidates import is_heldout, read_candidates
 from composer_jax.data.prepare.config import PrepareConfig
-from composer_jax.data.prepare.git import head_commit, is_repository, read_commits
+from composer_jax.data.prepare.git_repository import head_commit, is_repository, read_commits
 from composer_jax.data.prepare.plan import read_unit, unit_file, write_units
 from composer_jax.errors import UserError
 from tests.data.prepare.folders import code, commit, git, make_repository, write_files
@@ -155,3 +155,10 @@ def test_a_damaged_repository_is_a_sentence_or_counted(tmp_path):
         except OSError as error:
             seen.append(str(error))
     assert seen == [f"{folder} lacks the object {blob}", b"y = 1\n"]
+
+
+def test_a_damaged_repository_is_not_read_as_the_one_around_it(tmp_path):
+    make_repository(tmp_path, ("first", {"a.py": "x = 1\n"}))
+    (tmp_path / "inner/.git").mkdir(parents=True)
+    with pytest.raises(UserError, match="inner has no commit that can be read"):
+        head_commit(tmp_path / "inner")

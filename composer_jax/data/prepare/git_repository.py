@@ -1,21 +1,19 @@
 """Git repositories as they are committed: files and their content, and commits with their changes.
 
-Only committed content is read, never the working tree. The configuration of the user and of the system is not read, and
-no program that a repository's configuration names is run, so that a repository always reads the same.
+Only committed content is read, never the working tree.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 from composer_jax.errors import UserError
+from composer_jax.git import GitError, last_line, read_git, run_git, start_git, stream_git
 
-_CONFIG = ("-c", "safe.directory=*", "-c", "core.quotePath=false", "-c", "log.showSignature=false")
 _REGULAR = (b"100644", b"100755")  # modes of files; the others are links and submodules
 _NEXT = b"\x00commit "  # a message cannot hold a null byte, and a line of a diff begins with another character
 
@@ -36,27 +34,21 @@ def is_repository(folder: Path) -> bool:
 def head_commit(folder: Path) -> str:
     """Returns the id of the commit that is checked out. Raises UserError without one, or without git."""
     try:
-        result = subprocess.run(
-            _command(folder, "rev-parse", "--verify", "HEAD^{commit}"), capture_output=True, env=_environment()
-        )
-    except FileNotFoundError:
-        raise UserError(f"reading the git repository {folder} needs the program git; install it") from None
-    if result.returncode:
+        return run_git("rev-parse", "--verify", "HEAD^{commit}", cwd=folder).decode().strip()
+    except GitError as error:
         raise UserError(
-            f"the git repository {folder} has no commit that can be read ({_last_line(result.stderr)}); commit its "
-            "files, or remove its folder .git"
-        )
-    return result.stdout.decode().strip()
+            f"the git repository {folder} has no commit that can be read ({last_line(str(error))}); commit its files, "
+            "or remove its folder .git"
+        ) from None
 
 
 def list_blobs(folder: Path, commit: str) -> Iterator[Blob]:
     """Yields the files of a commit in the order of their paths, links and submodules excluded."""
-    with _running(folder, "ls-tree", "-r", "-l", "-z", commit) as output:
-        for entry in output.read().split(b"\0")[:-1]:
-            description, path = entry.split(b"\t", 1)
-            mode, _, object_id, size = description.split()
-            if mode in _REGULAR:
-                yield Blob(os.fsdecode(path), int(size), object_id.decode())
+    for entry in read_git("ls-tree", "-r", "-l", "-z", commit, cwd=folder).split(b"\0")[:-1]:
+        description, path = entry.split(b"\t", 1)
+        mode, _, object_id, size = description.split()
+        if mode in _REGULAR:
+            yield Blob(os.fsdecode(path), int(size), object_id.decode())
 
 
 class BlobReader:
@@ -64,10 +56,7 @@ class BlobReader:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        command = _command(folder, "cat-file", "--batch")
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=_environment()
-        )
+        self._process = start_git("cat-file", "--batch", cwd=folder, stderr=subprocess.DEVNULL)
 
     def __enter__(self) -> BlobReader:
         return self
@@ -100,7 +89,8 @@ def read_commits(folder: Path, newest: str, count: int, max_bytes: int) -> Itera
     """Yields up to `count` commits, `newest` and those before it, without merges."""
     options = "--no-merges -p --root --no-ext-diff --no-textconv --no-color --no-renames --unified=3 --no-notes".split()
     options += ["--src-prefix=a/", "--dst-prefix=b/", "--diff-algorithm=myers", f"--max-count={count}"]
-    with _running(folder, "log", *options, "--format=%x00commit %H%n%B%x00", newest) as output:
+    command = ("-c", "core.quotePath=false", "log", *options, "--format=%x00commit %H%n%B%x00", newest)
+    with stream_git(*command, cwd=folder) as output:
         lines = iter(output)
         line = next(lines, b"")
         while line.startswith(_NEXT):
@@ -129,8 +119,7 @@ def file_histories(folder: Path, newest: str) -> dict[str, list[str]]:
     """
     options = "--first-parent -m --raw --no-abbrev -z --root --no-renames --reverse --format=format:".split()
     histories: dict[str, list[str]] = {}
-    with _running(folder, "log", *options, newest) as output:
-        fields = iter(output.read().split(b"\0"))
+    fields = iter(read_git("log", *options, newest, cwd=folder).split(b"\0"))
     for entry in fields:
         if not entry.strip():
             continue  # between two commits
@@ -141,37 +130,3 @@ def file_histories(folder: Path, newest: str) -> dict[str, list[str]]:
         else:
             histories.pop(path, None)
     return histories
-
-
-@contextlib.contextmanager
-def _running(folder: Path, *arguments: str) -> Iterator[IO[bytes]]:
-    """Runs git and gives its output. Raises UserError if git fails."""
-    with subprocess.Popen(
-        _command(folder, *arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=_environment()
-    ) as process:
-        assert process.stdout is not None and process.stderr is not None
-        yield process.stdout
-        error = process.stderr.read()
-    if process.returncode:
-        raise UserError(
-            f"git {arguments[0]} failed in {folder} ({_last_line(error)}); repair the repository with git fsck, or "
-            "leave it out"
-        )
-
-
-def _command(folder: Path, *arguments: str) -> list[str]:
-    return ["git", "-C", str(folder), *_CONFIG, *arguments]
-
-
-def _environment() -> dict[str, str]:
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    return inherited | {
-        "GIT_CONFIG_GLOBAL": os.devnull,
-        "GIT_CONFIG_NOSYSTEM": "1",
-        "GIT_NO_LAZY_FETCH": "1",
-        "LC_ALL": "C",
-    }
-
-
-def _last_line(output: bytes) -> str:
-    return (output.decode(errors="replace").strip().splitlines() or ["git printed nothing"])[-1]
