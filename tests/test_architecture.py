@@ -39,7 +39,7 @@ FLOORS = (
     "scale",
     "demo",
 )
-EVERYWHERE = ("atomic_write", "errors", "event_loop", "extensions", "git", "host_port", "python_ast", "seeds")
+EVERYWHERE = ("atomic_write", "errors", "event_loop", "extensions", "frames", "git", "host_port", "python_ast", "seeds")
 
 # Floors and modules that work where no JAX is: a sandbox host, a grading machine, a data worker.
 WITHOUT_JAX = (

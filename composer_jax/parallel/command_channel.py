@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from composer_jax.errors import OtherProcessError
+from composer_jax.frames import PREFIX, Frame, decode_frame, encode_frame
 from composer_jax.parallel.failure import report_lost_process
 from composer_jax.parallel.processes import (
     coordinator_address,
@@ -29,9 +30,6 @@ from composer_jax.parallel.processes import (
     process_index,
     wait_for_key,
 )
-
-Command = tuple[dict[str, Any], list[np.ndarray]]
-"""A header of plain JSON, and arrays."""
 
 POLL_S = 0.5
 """Seconds of one wait for a connection; `close` takes effect between two of them."""
@@ -44,7 +42,6 @@ NOTICE_S = 1.0
 KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
 """A machine that vanishes without closing its connections is noticed after 10 + 3 * 10 seconds."""
 
-_SIZES = struct.Struct("!QQ")  # bytes of the header and of all arrays
 _HELLO = struct.Struct("!32sI")  # token and process
 _channels = itertools.count()  # every process opens its channels in the same order
 
@@ -59,7 +56,7 @@ class CommandSender:
         self._lock = threading.Lock()
         self._connections: dict[int, socket.socket] = {}
         self._readers: list[threading.Thread] = []
-        self._replies: queue.SimpleQueue[Command | None] = queue.SimpleQueue()  # None: there is an error
+        self._replies: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()  # None: there is an error
 
     def connect(self) -> None:
         """Waits until every other process has opened its CommandReceiver, or `close` is called."""
@@ -77,7 +74,7 @@ class CommandSender:
         Raises:
           OtherProcessError: one of them failed or is gone.
         """
-        message = _encode(header, arrays)
+        message = encode_frame(header, arrays)
         try:
             if self.error is not None:
                 raise self.error
@@ -89,7 +86,7 @@ class CommandSender:
                 raise
             raise cause from error
 
-    def collect(self) -> list[Command]:
+    def collect(self) -> list[Frame]:
         """Waits for one reply of every other process and returns them, in any order.
 
         Raises:
@@ -117,7 +114,7 @@ class CommandSender:
         self._closing.set()
         for connection in self._connections.values():
             with contextlib.suppress(OSError):  # that process is gone
-                connection.sendall(_encode({"failed": failure} if failure else {"end": True}, ()))
+                connection.sendall(encode_frame({"failed": failure} if failure else {"end": True}))
                 connection.shutdown(socket.SHUT_WR)
         for reader in self._readers:
             reader.join(CLOSE_S)
@@ -168,7 +165,7 @@ class CommandReceiver:
         self._connection = socket.create_connection((host, address["port"]))
         _configure(self._connection)
         self._connection.sendall(_HELLO.pack(address["token"].encode(), process_index()))
-        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[Frame] = queue.SimpleQueue()
         self._leaving = False
         threading.Thread(target=self._read, daemon=True, name="command-reader").start()
         return self
@@ -177,11 +174,11 @@ class CommandReceiver:
         self._leaving = True
         with contextlib.suppress(OSError):
             if error is not None:
-                self._connection.sendall(_encode({"failed": failure_sentence(error)}, ()))
+                self._connection.sendall(encode_frame({"failed": failure_sentence(error)}))
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
 
-    def __iter__(self) -> Iterator[Command]:
+    def __iter__(self) -> Iterator[Frame]:
         """Yields commands; Ctrl-C interrupts the wait for the next.
 
         Raises:
@@ -197,7 +194,7 @@ class CommandReceiver:
 
     def reply(self, header: dict[str, Any], arrays: Sequence[np.ndarray]) -> None:
         """Sends process 0 a reply, which CommandSender.collect returns there."""
-        self._connection.sendall(_encode(header, arrays))
+        self._connection.sendall(encode_frame(header, arrays))
 
     def _read(self) -> None:
         while True:
@@ -245,28 +242,14 @@ def _configure(connection: socket.socket) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
-def _encode(header: dict[str, Any], arrays: Sequence[np.ndarray]) -> bytes:
-    shapes = [(array.dtype.str, array.shape) for array in arrays]
-    text = json.dumps(header | {"arrays": shapes}).encode()
-    content = b"".join(array.tobytes() for array in arrays)  # in C order, whatever the array's is
-    return _SIZES.pack(len(text), len(content)) + text + content
-
-
-def _receive(connection: socket.socket) -> Command | None:
+def _receive(connection: socket.socket) -> Frame | None:
     """The next command of a connection, or None if the other end has closed it or is gone."""
-    sizes = _receive_bytes(connection, _SIZES.size)
-    if sizes is None:
+    prefix = _receive_bytes(connection, PREFIX.size)
+    if prefix is None:
         return None
-    n_text, n_content = _SIZES.unpack(sizes)
+    n_text, n_content = PREFIX.unpack(prefix)
     text, content = _receive_bytes(connection, n_text), _receive_bytes(connection, n_content)
-    if text is None or content is None:
-        return None
-    header, arrays, start = json.loads(text), [], 0
-    for dtype, shape in header.pop("arrays"):
-        array = np.frombuffer(content, dtype, int(np.prod(shape)), start).reshape(shape)
-        arrays.append(array)
-        start += array.nbytes
-    return header, arrays
+    return None if text is None or content is None else decode_frame(text, content)
 
 
 def _receive_bytes(connection: socket.socket, n: int) -> bytes | None:

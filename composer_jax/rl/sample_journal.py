@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from composer_jax.data.chat.sampling_params import SamplingParams
-from composer_jax.rl.workers.frames import FrameError, encode_frame, read_frame
+from composer_jax.frames import FrameError, encode_frame, read_frame
 from composer_jax.rl.workers.messages import params_to_json, sample_from_frame, sample_to_frame
 from composer_jax.sampler.policy import Policy, Sample, Session
 

@@ -5,7 +5,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from composer_jax.parallel.command_channel import Command, CommandSender
+from composer_jax.frames import Frame
+from composer_jax.parallel.command_channel import CommandSender
 
 
 def gather_shards(out: Any, sender: CommandSender | None) -> Any:
@@ -25,7 +26,7 @@ def gather_shards(out: Any, sender: CommandSender | None) -> Any:
     return jax.tree.unflatten(tree, arrays)
 
 
-def shards_here(out: Any) -> Command:
+def shards_here(out: Any) -> Frame:
     """Returns the shards of a pytree's arrays that this process holds; of equal shards, one process sends one."""
     places, pieces = [], []
     for number, leaf in enumerate(jax.tree.leaves(out)):

@@ -15,7 +15,7 @@ import numpy as np
 from absl import logging
 
 from composer_jax.errors import UserError
-from composer_jax.rl.workers.frames import Frame, FrameError, encode_frame, read_frame
+from composer_jax.frames import Frame, FrameError, encode_frame, read_frame
 
 SILENCE_S = 30.0
 """Seconds without a sign of life after which the other end is lost."""

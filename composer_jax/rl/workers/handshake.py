@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from composer_jax.errors import UserError
-from composer_jax.rl.workers.frames import MAX_HANDSHAKE_BYTES, encode_frame, read_frame
+from composer_jax.frames import encode_frame, read_frame
 
 PROTOCOL = 1
 """Version of the messages; a worker refuses a trainer of another version."""
@@ -24,6 +24,8 @@ HANDSHAKE_S = 10.0
 """Seconds in which a new connection completes the handshake, or is closed."""
 SETUP_S = 60.0
 """Seconds in which what episodes need arrives, the tokenizer above all."""
+MAX_HANDSHAKE_BYTES = 4096
+"""Largest frame before the other end has proved that it knows the token."""
 MIN_TOKEN = 16
 """Fewest characters of a token."""
 

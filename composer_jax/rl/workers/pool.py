@@ -21,9 +21,9 @@ from absl import logging
 from composer_jax.agent.episode import Episode
 from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.errors import UserError
+from composer_jax.frames import Frame, FrameError
 from composer_jax.rl.rollout import EpisodeSpec, RolloutContext, lost_episode, play_episode
 from composer_jax.rl.workers.channel import SILENCE_S, Channel, ChannelClosed, RemoteError
-from composer_jax.rl.workers.frames import Frame, FrameError
 from composer_jax.rl.workers.handshake import HandshakeError, accept_worker
 from composer_jax.rl.workers.messages import sample_to_frame, spec_to_json
 from composer_jax.rl.workers.served_episode import ServedEpisode

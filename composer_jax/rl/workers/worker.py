@@ -14,9 +14,9 @@ import numpy as np
 from absl import logging
 
 from composer_jax.errors import UserError
+from composer_jax.frames import Frame, FrameError
 from composer_jax.rl.rollout import RolloutContext, play_episode
 from composer_jax.rl.workers.channel import Channel
-from composer_jax.rl.workers.frames import Frame, FrameError
 from composer_jax.rl.workers.handshake import HandshakeError, join_trainer
 from composer_jax.rl.workers.messages import spec_from_json
 from composer_jax.rl.workers.remote_policy import RemotePolicy

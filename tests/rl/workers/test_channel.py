@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from composer_jax.errors import UserError
+from composer_jax.frames import FrameError, encode_frame, read_frame
 from composer_jax.rl.workers import handshake
 from composer_jax.rl.workers.channel import Channel, ChannelClosed, RemoteError
-from composer_jax.rl.workers.frames import FrameError, encode_frame, read_frame
 from composer_jax.rl.workers.handshake import HandshakeError, accept_worker, join_trainer, make_token, read_token
 
 TOKEN = "a token of the tests"

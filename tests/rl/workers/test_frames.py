@@ -11,7 +11,7 @@ import pytest
 
 from composer_jax.agent.episode import EpisodeLimits
 from composer_jax.data.chat.sampling_params import SamplingParams
-from composer_jax.rl.workers.frames import FrameError, encode_frame, read_frame
+from composer_jax.frames import FrameError, encode_frame, read_frame
 from composer_jax.rl.workers.messages import (
     params_to_json,
     sample_from_frame,
@@ -47,6 +47,8 @@ def test_arrays_of_all_dtypes_and_shapes_arrive():
         np.empty((0, 4), np.int64),
         np.array([0.1, -math.inf, math.nan], np.float32),
         np.array(1e-300),
+        np.array([True, False]),
+        np.arange(3, dtype=np.uint8),
     ]
     header, back = read(encode_frame({"a": ["b", None, 0.1]}, arrays))
     assert header == {"a": ["b", None, 0.1]}

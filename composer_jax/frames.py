@@ -1,4 +1,4 @@
-"""Frames of the worker protocol: a JSON header and NumPy arrays. Nothing is unpickled, so a frame cannot run code."""
+"""Frames between processes: a JSON header and NumPy arrays. Nothing is unpickled, so a frame cannot run code."""
 
 from __future__ import annotations
 
@@ -16,12 +16,9 @@ Frame = tuple[dict[str, Any], list[np.ndarray]]
 
 MAX_FRAME_BYTES = 1 << 30
 """Largest frame. The routing of a context of a million tokens through 60 layers of 8 experts is just below it."""
-MAX_HANDSHAKE_BYTES = 4096
-"""Largest frame before the other end has proved that it knows the token."""
-DTYPES = ("<i2", "<i4", "<i8", "<f4", "<f8")
-"""dtypes that a frame may hold: those of tokens, versions, routing and log-probabilities."""
+PREFIX = struct.Struct("!QQ")
+"""How a frame begins: bytes of its header and of all arrays, which follow in this order."""
 
-_SIZES = struct.Struct("!QQ")  # bytes of the header and of all arrays
 _CHUNK = 1 << 20
 
 
@@ -30,11 +27,11 @@ class FrameError(Exception):
 
 
 def encode_frame(header: dict[str, Any], arrays: Sequence[np.ndarray] = ()) -> bytes:
-    """Returns the bytes of a frame."""
+    """Returns the bytes of a frame. The arrays have any layout, and numbers or booleans of NumPy's own dtypes."""
     little = [array.astype(array.dtype.newbyteorder("<"), copy=False) for array in arrays]
     text = json.dumps(header | {"arrays": [(array.dtype.str, array.shape) for array in little]}).encode()
-    content = b"".join(array.tobytes() for array in little)
-    return _SIZES.pack(len(text), len(content)) + text + content
+    prefix = PREFIX.pack(len(text), sum(array.nbytes for array in little))
+    return b"".join([prefix, text, *map(np.ascontiguousarray, little)])  # the only copy of contiguous arrays
 
 
 async def read_frame(
@@ -52,28 +49,27 @@ async def read_frame(
       FrameError: what arrives is no frame, or a larger one.
       asyncio.IncompleteReadError, OSError: the connection is closed or broken.
     """
-    n_text, n_content = _SIZES.unpack(await _read(reader, _SIZES.size, on_bytes))
+    n_text, n_content = PREFIX.unpack(await _read(reader, PREFIX.size, on_bytes))
     if n_text + n_content > max_bytes:
         raise FrameError(f"a frame of {n_text + n_content} bytes, over {max_bytes}")
-    text, content = await _read(reader, n_text, on_bytes), await _read(reader, n_content, on_bytes)
+    return decode_frame(await _read(reader, n_text, on_bytes), await _read(reader, n_content, on_bytes))
+
+
+def decode_frame(text: bytes, content: bytes) -> Frame:
+    """Returns what the bytes of a header and of arrays hold; the arrays are views of `content`. Raises FrameError."""
     try:
         header = json.loads(text)
-        return header, _decode_arrays(header.pop("arrays"), content)
+        arrays, start = [], 0
+        for dtype, shape in header.pop("arrays"):
+            if np.dtype(dtype).kind not in "biuf":
+                raise FrameError(f"an array of dtype {dtype!r}")
+            arrays.append(np.frombuffer(content, dtype, math.prod(shape), start).reshape(shape))
+            start += arrays[-1].nbytes
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise FrameError(f"a frame that cannot be read ({error})") from error
-
-
-def _decode_arrays(shapes: Sequence[tuple[str, Sequence[int]]], content: bytes) -> list[np.ndarray]:
-    arrays, start = [], 0
-    for dtype, shape in shapes:
-        if dtype not in DTYPES:
-            raise FrameError(f"an array of dtype {dtype!r}")
-        array = np.frombuffer(content, dtype, math.prod(shape), start).reshape(shape)
-        arrays.append(array)
-        start += array.nbytes
     if start != len(content):
         raise FrameError(f"{len(content) - start} bytes after its arrays")
-    return arrays
+    return header, arrays
 
 
 async def _read(reader: asyncio.StreamReader, n: int, on_bytes: Callable[[], object]) -> bytes:
