@@ -21,7 +21,7 @@ from composer_jax.atomic_write import write_atomically
 from composer_jax.errors import UserError
 from composer_jax.observe.journal import Journal
 from composer_jax.rl.curriculum import FamilyResults, family_results
-from composer_jax.rl.played_group import PlayedGroup, hash_tokens
+from composer_jax.rl.played_group import PlayedGroup, encode_group, hash_tokens
 from composer_jax.rl.sample_journal import SampleJournal
 
 
@@ -109,7 +109,7 @@ class RolloutLedger:
 
     def store(self, group: PlayedGroup) -> None:
         """Writes a group, atomically."""
-        write_atomically(self._file(group.number), group.to_bytes())
+        write_atomically(self._file(group.number), encode_group(group))
         self.samples.forget(group.number)
 
     def has(self, number: int) -> bool:

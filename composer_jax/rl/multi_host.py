@@ -5,15 +5,13 @@ the channel of its sampler, between two device calls. Each process makes the sam
 step, so that nothing but groups has to be sent. Then all of them install the new weights in the sampler.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import zstandard
 
-from composer_jax.agent.episode import Episode
 from composer_jax.rl.batch import Group
+from composer_jax.rl.played_group import decode_group, encode_group
 from composer_jax.rl.policy_update import PolicyUpdate, UpdateResult
 from composer_jax.sampler.engine import Sampler
 from composer_jax.train.learner import TrainState
@@ -30,7 +28,8 @@ class LeadingUpdate:
         self, state: TrainState, groups: Sequence[Group], episodes: int, step: int
     ) -> tuple[TrainState, UpdateResult]:
         """As PolicyUpdate.step."""
-        self._sampler.call_followers({"learn": [episodes, step]}, [encode_groups(groups)])
+        encoded = [np.frombuffer(encode_group(group), np.uint8) for group in groups]
+        self._sampler.call_followers({"learn": [episodes, step]}, encoded)
         return self._update.step(state, groups, episodes, step)
 
     def score(self, state: TrainState, tokens: Sequence[int], routing: np.ndarray | None) -> np.ndarray:
@@ -63,25 +62,9 @@ class FollowingUpdate:
     def _call(self, header: dict[str, Any], arrays: list[np.ndarray]) -> None:
         if "learn" in header:
             episodes, step = header["learn"]
-            self.state, _ = self._update.step(self.state, decode_groups(arrays[0]), episodes, step)
+            groups = [decode_group(Group, array.data) for array in arrays]
+            self.state, _ = self._update.step(self.state, groups, episodes, step)
         elif "score" in header:
             self._update.score(self.state, header["score"], arrays[0] if arrays else None)
         else:
             self._on_call(self.state, header)
-
-
-def encode_groups(groups: Sequence[Group]) -> np.ndarray:
-    """Returns the groups as bytes, uint8 [n]: compressed JSON from which `decode_groups` makes equal groups."""
-    fields = [
-        {"episodes": [episode.to_json() for episode in group.episodes], "rewards": list(group.rewards)}
-        for group in groups
-    ]
-    return np.frombuffer(zstandard.compress(json.dumps(fields, separators=(",", ":")).encode()), np.uint8)
-
-
-def decode_groups(encoded: np.ndarray) -> list[Group]:
-    """The inverse of encode_groups."""
-    return [
-        Group([Episode.from_json(episode) for episode in fields["episodes"]], fields["rewards"])
-        for fields in json.loads(zstandard.decompress(encoded.tobytes()))
-    ]

@@ -5,13 +5,14 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 import numpy as np
 import zstandard
 
 from composer_jax.agent.episode import Episode
 from composer_jax.errors import UserError
+from composer_jax.rl.batch import Group
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,27 +42,31 @@ class PlayedGroup:
         ]
         return min(versions, default=self.resolved_version)
 
-    def to_bytes(self) -> bytes:
-        """Compressed JSON from which `from_bytes` makes an equal group, bit for bit."""
-        fields = {**self.__dict__, "episodes": [episode.to_json() for episode in self.episodes]}
-        return zstandard.compress(json.dumps(fields, separators=(",", ":")).encode())
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Self:
-        """The inverse of to_bytes. Raises ValueError for other bytes."""
-        try:
-            fields = json.loads(zstandard.decompress(data))
-        except zstandard.ZstdError as error:
-            raise ValueError(f"no zstd frame: {error}") from error
-        return cls(**{**fields, "episodes": [Episode.from_json(item) for item in fields["episodes"]]})
-
     @classmethod
     def read(cls, file: Path) -> Self:
-        """Reads a group from a file of `to_bytes`. Raises a UserError if it is missing or damaged."""
+        """Reads a group from a file of `encode_group`. Raises a UserError if it is missing or damaged."""
         try:
-            return cls.from_bytes(file.read_bytes())
+            return decode_group(cls, file.read_bytes())
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{file} is damaged ({error})") from error
+
+
+AnyGroup = TypeVar("AnyGroup", Group, PlayedGroup)
+
+
+def encode_group(group: Group | PlayedGroup) -> bytes:
+    """Compressed JSON from which `decode_group` makes an equal group, bit for bit."""
+    fields = {**group.__dict__, "episodes": [episode.to_json() for episode in group.episodes]}
+    return zstandard.compress(json.dumps(fields, separators=(",", ":")).encode())
+
+
+def decode_group(kind: type[AnyGroup], data: bytes | memoryview) -> AnyGroup:
+    """The inverse of encode_group. Raises ValueError for other bytes."""
+    try:
+        fields = json.loads(zstandard.decompress(data))
+    except zstandard.ZstdError as error:
+        raise ValueError(f"no zstd frame: {error}") from error
+    return kind(**{**fields, "episodes": [Episode.from_json(item) for item in fields["episodes"]]})
 
 
 def hash_tokens(groups: Iterable[PlayedGroup]) -> str:
