@@ -121,6 +121,10 @@ class EpisodeLimits:
                 raise UserError(f"agent.limits.{limit.name}={getattr(self, limit.name)}; it must be at least 1.")
 
 
+class OutOfContext(Exception):
+    """The context has no room for another message of the model."""
+
+
 async def run_episode(
     task: Task,
     session: Session,
@@ -204,6 +208,8 @@ async def _play(run: _Run, workspace: Workspace) -> tuple[Outcome, str]:
     try:
         async with run.clock.running():
             return await run.play(workspace), ""
+    except OutOfContext:
+        return "out_of_context", ""
     except OutOfTime as error:
         return "out_of_time", str(error)
     except SandboxKilled as error:
@@ -245,8 +251,6 @@ class _Run:
         prompt = self.transcript.append("prompt", self.chat.render(messages, available.values()))
         while True:
             node = await self.sample("assistant", self.limits.max_turn_tokens)
-            if node is None:
-                return "out_of_context"
             self.turns += 1
             sampled = node.sampled_tokens.tolist()
             message = self.chat.parse(sampled)
@@ -268,11 +272,10 @@ class _Run:
             if self.compaction.is_due(length, len(prompt.tokens)):
                 if self.summaries + 1 == self.compaction.max_segments:
                     return "out_of_segments"
-                if not await self.compact(prompt, workspace):
-                    return "out_of_context"
+                await self.compact(prompt, workspace)
 
-    async def sample(self, kind: Kind, max_tokens: int) -> Node | None:
-        """Samples one message after the transcript's context; None if the context has no room for one."""
+    async def sample(self, kind: Kind, max_tokens: int) -> Node:
+        """Samples one message after the transcript's context. Raises OutOfContext if that has no room for one."""
         prefix = self.chat.generation_prompt
         context = self.transcript.tokens + list(prefix)
         room = min(
@@ -280,7 +283,7 @@ class _Run:
             self.limits.max_episode_tokens - self.transcript.total_tokens - len(prefix),
         )
         if room < 1:
-            return None
+            raise OutOfContext
         params = SamplingParams(min(max_tokens, room), temperature=self.temperature, return_routing=self.return_routing)
         with self.clock.paused():
             sample = await self.session.sample(context, params, branch=self.summaries)
@@ -299,12 +302,10 @@ class _Run:
             routes=sample.routing,
         )
 
-    async def compact(self, prompt: Node, workspace: Workspace) -> bool:
-        """Asks for a summary, and starts a new branch from it; False if the context has no room for one."""
+    async def compact(self, prompt: Node, workspace: Workspace) -> None:
+        """Asks for a summary, and starts a new branch from it. Raises OutOfContext if there is no room for one."""
         self.transcript.append("summary_request", self.chat.user([self.compaction.request]))
         written = await self.sample("summary", self.compaction.max_summary_tokens)
-        if written is None:
-            return False
         self.summaries += 1
         ids = written.sampled_tokens.tolist()
         self.facts_kept_last = summary.facts_kept(self.task, self.chat, ids)
@@ -318,7 +319,6 @@ class _Run:
         plan = todos.format_plan(workspace.todos)
         carried = summary.carry_message(self.chat, self.summaries, ids, plan, self.compaction.carry)
         self.transcript.append("carry", carried)
-        return True
 
     def episode(
         self, outcome: Outcome, reward: float | None, parts: dict[str, float], detail: str, seed: int
