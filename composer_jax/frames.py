@@ -31,7 +31,8 @@ def encode_frame(header: dict[str, Any], arrays: Sequence[np.ndarray] = ()) -> b
     little = [array.astype(array.dtype.newbyteorder("<"), copy=False) for array in arrays]
     text = json.dumps(header | {"arrays": [(array.dtype.str, array.shape) for array in little]}).encode()
     prefix = PREFIX.pack(len(text), sum(array.nbytes for array in little))
-    return b"".join([prefix, text, *map(np.ascontiguousarray, little)])  # the only copy of contiguous arrays
+    buffers = [np.ascontiguousarray(array).data for array in little]
+    return b"".join([prefix, text, *buffers])  # the only copy of contiguous arrays
 
 
 async def read_frame(
