@@ -230,6 +230,17 @@ def name_violations(root: Path) -> Iterator[str]:
                 yield f"{path.relative_to(root)}: name a file after the one thing it is about"
 
 
+def class_name_violations(root: Path) -> Iterator[str]:
+    """Classes of one name in two places, private ones and those inside functions included: one word, one thing."""
+    declared: dict[str, str] = {}
+    for file in files_of(root):
+        for node in ast.walk(tree_of(file)):
+            if isinstance(node, ast.ClassDef):
+                where = f"{file.relative_to(root)}:{node.lineno}"
+                if (first := declared.setdefault(node.name, where)) != where:
+                    yield f"{where}: {first} declares a class {node.name}, too; give one of them another name"
+
+
 def model_name_violations(root: Path) -> Iterator[str]:
     """Comparisons of, or look-ups by, what a model is called, on the floors that compute."""
 
@@ -320,6 +331,7 @@ RULES = {
     "circles": circle_violations,
     "lazy imports": lazy_violations,
     "file names": name_violations,
+    "class names": class_name_violations,
     "model names": model_name_violations,
     "packages": package_violations,
 }
@@ -357,6 +369,7 @@ BAD_EXAMPLES = [
     ("circles", "sampler/engine.py", "def f():\n    from composer_jax import sampler", "composer_jax.sampler <- "),
     ("lazy imports", "checkpoint/a.py", "try:\n    import torch\nexcept ImportError: pass", "imports torch"),
     ("file names", "data/utils.py", "", "data/utils.py"),
+    ("class names", "rl/a.py", "class A: pass\ndef f():\n    class A: pass", "a.py:3: composer_jax/rl/a.py:1 declares"),
     ("model names", "models/a.py", "def f(c): return c.model_name.startswith('k2')", "decides by"),
     ("model names", "models/a.py", "def f(config): return 2 if config.name == 'k2' else 1", "decides by"),
     ("model names", "train/a.py", "def f(model_type): return {'k2': 1}[model_type]", "decides by"),
@@ -403,6 +416,7 @@ GOOD_EXAMPLES = [
     ),
     ("floors", "evals/a.py", "from . import suites\nfrom composer_jax.evals.suites import x\nimport jax"),
     ("floors", "__init__.py", "from composer_jax.rl import algorithm"),
+    ("class names", "data/a.py", "class Row: pass\nclass _Row: pass\nrow = Row()"),
     ("demo by name", "stages/a.py", '"""Such as composer_jax.demo.bugfix:Bugfix."""'),
     ("demo by name", "demo/a.py", "x = 'composer_jax.demo.bugfix:Bugfix'"),
     (

@@ -32,7 +32,7 @@ _STDLIB_LEFT_OUT = frozenset(
 
 
 @dataclass(frozen=True)
-class SourceFile:
+class CorpusFile:
     """One text file. `name` is its path below the corpus folder, `digest` the SHA-256 of its bytes."""
 
     path: Path
@@ -56,8 +56,8 @@ class Corpus:
     """The files of one folder; `train` and `heldout` share no content. `skipped` counts files by reason."""
 
     folder: Path
-    train: tuple[SourceFile, ...]
-    heldout: tuple[SourceFile, ...]
+    train: tuple[CorpusFile, ...]
+    heldout: tuple[CorpusFile, ...]
     skipped: Mapping[str, int]
 
 
@@ -117,7 +117,7 @@ def find_corpus(
     return Corpus(folder, tuple(train), tuple(heldout), dict(skipped))
 
 
-def read_texts(files: Iterable[SourceFile], max_bytes: int | None = None) -> Iterator[str]:
+def read_texts(files: Iterable[CorpusFile], max_bytes: int | None = None) -> Iterator[str]:
     """Yields the texts in order; stops after the file that reaches `max_bytes`."""
     total = 0
     for file in files:
@@ -160,8 +160,8 @@ class _CorpusReader:
         self._done = 0
         self._seen: set[str] = set()
 
-    def take(self, names: Sequence[str], max_bytes: int | None) -> list[SourceFile]:
-        files: list[SourceFile] = []
+    def take(self, names: Sequence[str], max_bytes: int | None) -> list[CorpusFile]:
+        files: list[CorpusFile] = []
         num_bytes = 0
         for name in names:
             if max_bytes is not None and num_bytes >= max_bytes:
@@ -177,7 +177,7 @@ class _CorpusReader:
                 num_bytes += file.num_bytes
         return files
 
-    def _read(self, name: str) -> SourceFile | str:
+    def _read(self, name: str) -> CorpusFile | str:
         """Returns the file, or the reason to skip it."""
         path = self._folder / name
         try:
@@ -201,7 +201,7 @@ class _CorpusReader:
         if digest in self._seen:
             return "duplicate"
         self._seen.add(digest)
-        return SourceFile(path, name, len(data), digest)
+        return CorpusFile(path, name, len(data), digest)
 
 
 def source_text(data: bytes) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from composer_jax.atomic_write import open_atomically
-from composer_jax.data.corpus import Progress, SourceFile
+from composer_jax.data.corpus import CorpusFile, Progress
 from composer_jax.data.text_tokenizer import TextTokenizer
 from composer_jax.errors import UserError
 
@@ -23,7 +23,7 @@ _CHUNK_BYTES = 500_000  # per encoding call: large enough to use all cores, smal
 
 def encode_files(
     tok: TextTokenizer,
-    files: Sequence[SourceFile],
+    files: Sequence[CorpusFile],
     *,
     cache_dir: Path | str | None = None,
     progress: Progress | None = None,
@@ -45,7 +45,7 @@ def encode_files(
     return documents
 
 
-def cache_file(tok: TextTokenizer, files: Sequence[SourceFile], cache_dir: Path | str) -> Path:
+def cache_file(tok: TextTokenizer, files: Sequence[CorpusFile], cache_dir: Path | str) -> Path:
     """Returns the path of the cache file of `encode_files`."""
     return Path(cache_dir) / f"tokens-{_key(tok, files)}.npz"
 
@@ -58,7 +58,7 @@ def read_encoded(path: Path | str) -> list[np.ndarray]:
     return documents
 
 
-def _encode(tok: TextTokenizer, files: Sequence[SourceFile], total: int, progress: Progress | None) -> list[np.ndarray]:
+def _encode(tok: TextTokenizer, files: Sequence[CorpusFile], total: int, progress: Progress | None) -> list[np.ndarray]:
     dtype = np.uint16 if tok.vocab_size <= 2**16 else np.int32
     documents: list[np.ndarray] = []
     done = 0
@@ -70,8 +70,8 @@ def _encode(tok: TextTokenizer, files: Sequence[SourceFile], total: int, progres
     return documents
 
 
-def _chunks(files: Sequence[SourceFile]) -> Iterator[list[SourceFile]]:
-    chunk: list[SourceFile] = []
+def _chunks(files: Sequence[CorpusFile]) -> Iterator[list[CorpusFile]]:
+    chunk: list[CorpusFile] = []
     num_bytes = 0
     for file in files:
         chunk.append(file)
@@ -83,7 +83,7 @@ def _chunks(files: Sequence[SourceFile]) -> Iterator[list[SourceFile]]:
         yield chunk
 
 
-def _key(tok: TextTokenizer, files: Sequence[SourceFile]) -> str:
+def _key(tok: TextTokenizer, files: Sequence[CorpusFile]) -> str:
     key = hashlib.sha256(tok.fingerprint.encode())
     for file in files:
         key.update(f"\0{file.name}\0{file.digest}".encode("utf-8", errors="surrogateescape"))

@@ -12,7 +12,7 @@ from composer_jax.checkpoint.base_model import copy_base_files
 from composer_jax.data.chat.chat_format import ChatFormat
 from composer_jax.data.chat.load_chat_format import load_chat_format
 from composer_jax.data.chat.tool_prompt import TOOL_PROMPT
-from composer_jax.data.corpus import Corpus, SourceFile, find_corpus, read_texts
+from composer_jax.data.corpus import Corpus, CorpusFile, find_corpus, read_texts
 from composer_jax.data.text_tokenizer import TextTokenizer, check_vocab_size
 from composer_jax.data.token_cache import cache_file, encode_files, read_encoded
 from composer_jax.data.tokenizer import Tokenizer
@@ -104,7 +104,7 @@ class RunData:
         make_shared(self.workdir, lambda: cache_file(tokenizer, files, self.folder))
         return documents
 
-    def _encode(self, files: Sequence[SourceFile], name: str) -> list[np.ndarray]:
+    def _encode(self, files: Sequence[CorpusFile], name: str) -> list[np.ndarray]:
         with Progress(sum(file.num_bytes for file in files), "byte", f"encode {name}") as progress:
             done = 0
 
