@@ -1,9 +1,10 @@
 """What process 0 learns from arrives at the other processes, through the bytes of a frame."""
 
-from composer_jax.frames import PREFIX, decode_frame, encode_frame
+from composer_jax.frames import encode_frame
 from composer_jax.rl.batch import Group
 from composer_jax.rl.multi_host import FollowingUpdate, LeadingUpdate
 from tests.rl.made_up import conversation, episode
+from tests.test_frames import read
 
 
 class Wire:
@@ -13,8 +14,7 @@ class Wire:
         self.frame = encode_frame(header, arrays)
 
     def follow(self, weights, on_call):
-        n_text, _ = PREFIX.unpack_from(self.frame)
-        on_call(*decode_frame(self.frame[PREFIX.size :][:n_text], self.frame[PREFIX.size + n_text :]))
+        on_call(*read(self.frame))
 
 
 class Update:

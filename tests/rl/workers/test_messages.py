@@ -3,15 +3,31 @@
 import asyncio
 import dataclasses
 import json
+import math
+
+import numpy as np
+import pytest
 
 from composer_jax.agent.episode import EpisodeLimits
 from composer_jax.agent.summary import Compaction
+from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.demo.bugfix import generate
+from composer_jax.frames import encode_frame
 from composer_jax.rl.effort import EffortConfig, EffortLevel
 from composer_jax.rl.rollout import EpisodeSpec, RolloutContext
-from composer_jax.rl.workers.messages import spec_from_json, spec_to_json
+from composer_jax.rl.workers.messages import (
+    params_to_json,
+    sample_from_frame,
+    sample_to_frame,
+    spec_from_json,
+    spec_to_json,
+)
+from composer_jax.rl.workers.remote_policy import common_prefix
 from composer_jax.rl.workers.worker_setup import WorkerSetup
-from tests.rl.workers.seeded_policy import worker_setup
+from composer_jax.sampler.policy import PromptLogprobs, Sample
+from composer_jax.sandbox import SandboxLimits
+from tests.rl.workers.seeded_policy import CHAT, specs, worker_setup
+from tests.test_frames import read
 
 OF_THE_MACHINE = {"chat", "pool", "limits", "cache", "infrastructure_retries", "images"}
 """Fields of a RolloutContext that a worker makes, or that the trainer's WorkerPool decides."""
@@ -52,3 +68,52 @@ def test_a_setup_arrives_with_every_field_and_fills_every_field_of_the_context(t
     for name, field in travelling.items():
         assert getattr(context, name) == getattr(setup, name) != field.default, name
     assert context.limits == setup.limits
+
+
+SAMPLES = [
+    Sample([1, 2], [-0.1, -1 / 3], [7, 8], "stop"),
+    Sample([], [], [], "cancelled", cached=5, trained=False),
+    Sample(
+        [3],
+        [-1e-9],
+        [0],
+        "length",
+        raw_logprobs=[-0.7],
+        cached=2,
+        top_logprobs=[{3: -0.7, 9: -math.inf}],
+        prompt=PromptLogprobs([None, -2.5], [{}, {4: -2.5}]),
+        routing=np.arange(12, dtype=np.int16).reshape(2, 3, 2),
+    ),
+]
+
+
+@pytest.mark.parametrize("sample", SAMPLES)
+def test_a_sample_arrives_exactly(sample):
+    back = sample_from_frame(*read(encode_frame(*sample_to_frame(sample))))
+    assert dataclasses.replace(back, routing=None) == dataclasses.replace(sample, routing=None)
+    np.testing.assert_array_equal(back.routing, sample.routing)
+
+
+def test_every_field_of_a_sample_travels():
+    """A field that is added to Sample has to be added to its message."""
+    header, arrays = sample_to_frame(SAMPLES[2])
+    assert len(header) + len(arrays) - len(("has_raw", "has_routing")) == len(dataclasses.fields(Sample))
+
+
+def test_specs_params_and_setup_arrive(tmp_path):
+    for spec in specs(2):
+        assert spec_from_json(json.loads(json.dumps(spec_to_json(spec)))) == spec
+    params = SamplingParams(5, 0.5, 0.9, 10, 0.1, (3, 4), ("a",), 2, True, True)
+    assert SamplingParams(**json.loads(json.dumps(params_to_json(params)))) == params
+    setup = worker_setup(tmp_path, limits=EpisodeLimits(3, 4, 5), sandbox_limits=SandboxLimits(timeout_s=1.5))
+    back = WorkerSetup.from_json(json.loads(json.dumps(setup.to_json())))
+    assert back == setup
+    prompt = CHAT.user(["a prompt", " of a user"])
+    assert back.chat().user(["a prompt", " of a user"]) == prompt
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "n"), [([], [], 0), ([1], [], 0), ([1, 2], [1, 2], 2), ([1, 2, 3], [1, 5, 3, 4], 1), ([1], [1, 2], 1)]
+)
+def test_common_prefix(a, b, n):
+    assert common_prefix(np.array(a, np.int32), np.array(b, np.int32)) == n
