@@ -28,6 +28,7 @@ _PUBLIC = {
     "read_metrics": "composer_jax.observe.metrics",
     "report": "composer_jax.stages.report",
     "run_episode": "composer_jax.stages.play",
+    "run_group": "composer_jax.stages.play",
     "save_hf": "composer_jax.checkpoint.huggingface",
     "sft": "composer_jax.stages.sft",
     "train_rl": "composer_jax.stages.train_rl",

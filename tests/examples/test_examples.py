@@ -18,7 +18,7 @@ from composer_jax.observe.episodes import write_episodes
 from composer_jax.observe.metrics import read_metrics
 from composer_jax.schema.run_config import run_config
 from composer_jax.tasks.harbor import read_task
-from examples import add_tool, own_repository, read_episodes, sample_weights, task_family
+from examples import add_tool, own_repository, read_episodes, rl_loop, sample_weights, task_family
 from launch import flags
 from tests.data.model_folders import CHATML, CHATML_TOKENS, tokenizer_json, write_folder
 from tests.stages.command_line import finish, pipeline_environment, start
@@ -85,6 +85,19 @@ def test_task_family():
     assert asyncio.run(task_family.grades(family.generate("heldout", 3, 5))) == (0.0, 1.0)
     config = run_config(task_family.get_config())
     assert config.rl.groups == {"offset": 2} and config.evaluate.suites["offset"].family == "offset"
+
+
+def test_rl_loop(capsys):
+    rewards = rl_loop.main(2)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(", ")[0] for line in lines] == [f"step {i}: reward {r:.3f}" for i, r in enumerate(rewards, 1)]
+    assert all(0 < reward < 1 for reward in rewards) and "loss nan" not in lines[1]
+
+
+@pytest.mark.slow
+def test_rl_loop_raises_the_reward():
+    rewards = rl_loop.main()
+    assert len(rewards) == rl_loop.STEPS and rewards[-1] > 2 * rewards[0]
 
 
 @pytest.fixture(scope="module")

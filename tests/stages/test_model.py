@@ -327,6 +327,23 @@ def test_any_policy_plays_an_episode_with_the_format_it_is_given(model):
         composer_jax.run_episode(TASK, policy)
 
 
+def test_the_episodes_of_a_group_are_those_of_their_seeds(model):
+    limits = EpisodeLimits(max_turn_tokens=12)
+    group = composer_jax.run_group(TASK, model, (4, 7, 5), limits=limits)
+    assert [episode.seed for episode in group] == [4, 7, 5]
+    for episode in group:
+        alone = composer_jax.run_episode(TASK, model, seed=episode.seed, limits=limits)
+        assert alone.transcript.tokens == episode.transcript.tokens
+
+
+def test_what_a_policy_raises_ends_a_group(model):
+    def script(seed):
+        raise ConnectionError(f"no messages for seed {seed}")
+
+    with pytest.raises(ConnectionError, match="no messages for seed 3"):
+        composer_jax.run_group(TASK, ScriptedPolicy(script), (3, 3), chat=model.chat_format)
+
+
 def test_a_model_generates_without_dropping_tokens(folder):
     """A dispatch that may drop pairs, which the sampler does not count, is replaced by the ring."""
     loaded = composer_jax.load_hf(folder, dtype="float32")
