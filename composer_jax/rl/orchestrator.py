@@ -6,6 +6,7 @@ trained when its episodes have ended (rl/group_buffer.py).
 """
 
 import asyncio
+import dataclasses
 import functools
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -13,7 +14,6 @@ from typing import Any, TypeVar
 
 from composer_jax.agent.episode import Episode
 from composer_jax.errors import UserError
-from composer_jax.observe.compilations import count_compilations
 from composer_jax.rl.config import RLConfig
 from composer_jax.rl.curriculum import FamilyResults
 from composer_jax.rl.group_buffer import GroupBuffer
@@ -26,11 +26,24 @@ from composer_jax.rl.pinned_evaluation import Evaluate, PinnedEvaluation
 from composer_jax.rl.played_group import PlayedGroup
 from composer_jax.rl.policy_update import GroupLearner
 from composer_jax.rl.rollout import PlayEpisode, RolloutContext, play_episode, require_graded
+from composer_jax.rl.step_clock import StepClock
 from composer_jax.rl.weight_check import WeightCheck
 from composer_jax.sampler.policy import TrainablePolicy
+from composer_jax.sampler.weight_checksums import WeightChecksums
 from composer_jax.train.learner import TrainState
 
 T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class _LearnedStep:
+    """A step whose weights the policy does not have yet."""
+
+    completed: CompletedStep
+    """Without the columns of the row that are known when the policy has the weights."""
+    checksums: WeightChecksums | None
+    train_s: float
+    """Seconds that the learner computed."""
 
 
 class Orchestrator:
@@ -74,7 +87,6 @@ class Orchestrator:
         self.learner, self.policy, self.ledger = learner, policy, ledger
         self.state, self.cursor, self.is_consistent = state, cursor, True
         self._on_step, self._shares_devices, self._weight_check = on_step, shares_devices, weight_check
-        self._weight_gap: float | None = None
         play = play or functools.partial(play_episode, context=context)
         self.player = GroupPlayer(
             lambda spec: play(spec, ledger.samples.recorded(policy, spec.group)), self._store, on_episode
@@ -100,25 +112,40 @@ class Orchestrator:
         The policy holds the weights of `state` when it is called.
         """
         async with self.policy.serving(), self.player, self.evaluation:
+            gap = None
             if self._weight_check is not None:
-                await _complete(self._on_devices(self._check_weights(self._weight_check)))
-            self._start_clocks()
-            await self._evaluate()
+                gap = await self._on_devices(self._measure_gap(self._weight_check))
+            clock = await self._evaluate(self._start_clock())
             while self.buffer.step < self.config.steps:
-                self._admit()
-                groups = await self._next_batch()
-                if self._shares_devices:
-                    await self.evaluation.end()  # learning takes its devices
-                if self.config.deterministic or self.evaluation.is_running:
-                    await _complete(self._on_devices(self._learn(groups)))
-                    while self.config.deterministic and self.player.playing:
-                        await self.player.change()
-                    await self.evaluation.end()
-                    await _complete(self._on_devices(self._commit()))
-                else:
-                    await _complete(self._on_devices(self._take_step(groups)))
-                await self._evaluate()
+                clock = await self._take_step(clock, gap)
+                gap = None  # it is in the row of the first step
             await self.evaluation.end()
+
+    async def _take_step(self, clock: StepClock, gap: float | None) -> StepClock:
+        """Takes one step: plays its groups, learns from them, gives the policy the weights and records the step.
+
+        Where an evaluation or a deterministic run needs the old weights longer, what plays with them ends first.
+
+        Args:
+          clock: started when the step before ended.
+          gap: of the weights that the step starts from, if it was measured and is in no row yet.
+
+        Returns:
+          The clock of the next step.
+        """
+        self._admit()
+        groups = await self._next_batch()
+        if self._shares_devices:
+            await self.evaluation.end()  # learning takes its devices
+        if self.config.deterministic or self.evaluation.is_running:
+            learned = await self._on_devices(self._learn(groups))
+            while self.config.deterministic and self.player.playing:
+                await self.player.change()
+            await self.evaluation.end()
+            clock = await self._on_devices(self._publish(learned, clock, gap))
+        else:
+            clock = await self._on_devices(self._learn_and_publish(groups, clock, gap))
+        return await self._evaluate(clock)
 
     # -- what is played ------------------------------------------------------------------------------------------
 
@@ -182,11 +209,10 @@ class Orchestrator:
 
     # -- what is learned -----------------------------------------------------------------------------------------
 
-    async def _take_step(self, groups: Sequence[PlayedGroup]) -> None:
-        await self._learn(groups)
-        await self._commit()
+    async def _learn_and_publish(self, groups: Sequence[PlayedGroup], clock: StepClock, gap: float | None) -> StepClock:
+        return await self._publish(await self._learn(groups), clock, gap)
 
-    async def _learn(self, groups: Sequence[PlayedGroup]) -> None:
+    async def _learn(self, groups: Sequence[PlayedGroup]) -> _LearnedStep:
         """Takes the optimizer step of these groups."""
         step, version = self.cursor.task_step + 1, self.cursor.weight_version
         record = await asyncio.to_thread(BatchRecord.of, step, version, groups)  # hashes every row
@@ -196,91 +222,86 @@ class Orchestrator:
         state, result = await asyncio.to_thread(
             self.learner.step, self.state, *learner_arguments(self.config, self.cursor, groups)
         )
-        self._train_s = time.perf_counter() - began
+        train_s = time.perf_counter() - began
         dropped = self.buffer.pop_batch(group.number for group in groups)
         for number in dropped:
             self.player.cancel(number)
             self.ledger.drop(number, self.buffer.step)
             self._played.pop(number, None)
-        self.state, self._checksums = state, result.checksums
-        self.cursor, self._completed = complete_step(self.config, self.cursor, groups, state, result)
-        self._completed.row.update(
-            groups_queued=self.buffer.queued,
-            groups_playing=self.buffer.playing,
-            groups_dropped=len(dropped),
+        self.state = state
+        self.cursor, completed = complete_step(self.config, self.cursor, groups, state, result)
+        row = completed.row | {
+            "groups_queued": self.buffer.queued,
+            "groups_playing": self.buffer.playing,
+            "groups_dropped": len(dropped),
             **rung_metrics(self._results(step - 1), self.config.curriculum),
-        )
+        }
+        return _LearnedStep(dataclasses.replace(completed, row=row), result.checksums, train_s)
 
-    async def _commit(self) -> None:
-        """Gives the policy the new weights and completes the step."""
-        if self._completed.is_updated:
+    async def _publish(self, learned: _LearnedStep, clock: StepClock, gap: float | None) -> StepClock:
+        """Gives the policy the new weights and completes the step. Returns the clock of the next one."""
+        completed, row = learned.completed, dict(learned.completed.row)
+        if completed.is_updated:
             # Running episodes go on with what older weights computed, as in PipelineRL (arXiv 2509.19128).
             await self.policy.update_serving(
                 self.state.params,
                 self.state.router_bias,
                 self.cursor.weight_version,
                 mode="keep",
-                checksums=self._checksums,
+                checksums=learned.checksums,
             )
             self._served_version = self.cursor.weight_version
         if self._weight_check is not None:
-            if self.cursor.task_step % self.config.weight_check_every == 0:
-                await self._check_weights(self._weight_check)
-            self._completed.row["weight_gap"], self._weight_gap = self._weight_gap, None
-        self._completed.row.update(self._read_clocks())
+            if completed.step % self.config.weight_check_every == 0:
+                gap = await self._measure_gap(self._weight_check)
+            row["weight_gap"] = gap
+        row |= clock.read(self.policy, self._cache, learned.train_s)
         self.is_consistent = True
-        await asyncio.to_thread(self._on_step, self._completed)
-        self._start_clocks()
+        await asyncio.to_thread(self._on_step, dataclasses.replace(completed, row=row))
+        return self._start_clock()
 
-    async def _evaluate(self) -> None:
-        """Begins to measure the weights that the policy serves now.
+    async def _evaluate(self, clock: StepClock) -> StepClock:
+        """Begins to measure the weights that the policy serves now. Returns the clock of the next step.
 
         A deterministic run waits for the end before it admits groups. It forgets the cache after every step, evaluated
         or not, so that what an evaluation leaves there changes no bit of what is sampled next.
         """
         await self.evaluation.start(self.cursor.task_step, self.cursor.weight_version)
-        if self.config.deterministic:
-            await self.evaluation.end()
-            self.policy.reset_prefix_cache()
-            self._start_clocks()
+        if not self.config.deterministic:
+            return clock
+        await self.evaluation.end()
+        self.policy.reset_prefix_cache()
+        return self._start_clock()
 
-    async def _check_weights(self, check: WeightCheck) -> None:
-        """Measures the gap of policy and learner, whose weights are the same version."""
+    async def _measure_gap(self, check: WeightCheck) -> float:
+        """Returns the gap of policy and learner, whose weights are the same version."""
         if not self._shares_devices:  # otherwise the policy is paused
             await self.policy.pause(will_resume=True)
         try:
-            self._weight_gap = await check.measure(self.state, self.cursor.weight_version)
+            return await check.measure(self.state, self.cursor.weight_version)
         finally:
             if not self._shares_devices:
                 self.policy.resume()
 
-    async def _on_devices(self, work: Coroutine[Any, Any, None]) -> None:
-        """Awaits `work` while the devices that it shares with the policy belong to it; sandboxes go on."""
-        if self._shares_devices:
-            await self.policy.pause(will_resume=True)
-        try:
-            await work
-        finally:
+    async def _on_devices(self, work: Coroutine[Any, Any, T]) -> T:
+        """Awaits `work` while the devices that it shares with the policy belong to it; sandboxes go on.
+
+        If the caller is cancelled meanwhile, `work` is completed first.
+        """
+
+        async def pause_and_work() -> T:
             if self._shares_devices:
-                self.policy.resume()
+                await self.policy.pause(will_resume=True)
+            try:
+                return await work
+            finally:
+                if self._shares_devices:
+                    self.policy.resume()
 
-    def _start_clocks(self) -> None:
-        self._began, self._busy = time.perf_counter(), self.policy.busy_seconds
-        self._runs, self._hits = self._cache.runs, self._cache.hits
-        self._compilations = count_compilations()
+        return await _complete(pause_and_work())
 
-    def _read_clocks(self) -> dict[str, float]:
-        """Columns of what was spent since the last step; seconds that overlap count in each of their columns."""
-        step_s, rollout_s = time.perf_counter() - self._began, self.policy.busy_seconds - self._busy
-        return {
-            "sandbox_runs": self._cache.runs - self._runs,
-            "sandbox_hits": self._cache.hits - self._hits,
-            "rollout_s": rollout_s,
-            "sandbox_s": max(0.0, step_s - rollout_s - self._train_s),
-            "train_s": self._train_s,
-            "step_s": step_s,
-            "compilations": count_compilations() - self._compilations,
-        }
+    def _start_clock(self) -> StepClock:
+        return StepClock.start(self.policy, self._cache)
 
 
 async def _complete(work: Awaitable[T]) -> T:
