@@ -35,13 +35,20 @@ class Cursor:
 class CompletedStep:
     """One RL step that is done."""
 
-    step: int
-    """1 is the first."""
+    cursor: Cursor
+    """The position after it."""
+    state: TrainState
+    """The weights after it, which the next step takes over."""
     groups: Sequence[PlayedGroup]
     row: dict[str, float | None]
     """Columns of metrics/rl.jsonl."""
     is_updated: bool
     """Whether the weights changed."""
+
+    @property
+    def step(self) -> int:
+        """1 is the first."""
+        return self.cursor.task_step
 
 
 def learner_arguments(config: RLConfig, cursor: Cursor, groups: Sequence[PlayedGroup]) -> tuple[list[Group], int, int]:
@@ -52,13 +59,13 @@ def learner_arguments(config: RLConfig, cursor: Cursor, groups: Sequence[PlayedG
 
 def complete_step(
     config: RLConfig, cursor: Cursor, groups: Sequence[PlayedGroup], state: TrainState, result: UpdateResult
-) -> tuple[Cursor, CompletedStep]:
-    """Returns the position after the step that follows `cursor`, and the step with its row of metrics.
+) -> CompletedStep:
+    """Returns the step that follows `cursor`, with its row of metrics.
 
     Args:
       state, result: what `GroupLearner.step` returned.
     """
-    step, version = cursor.task_step + 1, cursor.weight_version
+    version = cursor.weight_version
     episodes = [episode for group in groups for episode in group.episodes]
     row = {
         **episode_metrics([group.episodes for group in groups], config.reward),
@@ -66,8 +73,8 @@ def complete_step(
         **staleness_metrics(groups, version),
         "sampled_tokens": sum(episode.transcript.total_sampled for episode in episodes),
     }
-    after = Cursor(step, version + result.is_updated, int(state.step))
-    return after, CompletedStep(step, groups, row, result.is_updated)
+    after = Cursor(cursor.task_step + 1, version + result.is_updated, int(state.step))
+    return CompletedStep(after, state, groups, row, result.is_updated)
 
 
 def graded_group(episodes: Sequence[Episode], config: RewardConfig) -> Group | None:

@@ -228,8 +228,8 @@ class Orchestrator:
             self.player.cancel(number)
             self.ledger.drop(number, self.buffer.step)
             self._played.pop(number, None)
-        self.state = state
-        self.cursor, completed = complete_step(self.config, self.cursor, groups, state, result)
+        completed = complete_step(self.config, self.cursor, groups, state, result)
+        self.state, self.cursor = state, completed.cursor
         row = completed.row | {
             "groups_queued": self.buffer.queued,
             "groups_playing": self.buffer.playing,
@@ -244,13 +244,13 @@ class Orchestrator:
         if completed.is_updated:
             # Running episodes go on with what older weights computed, as in PipelineRL (arXiv 2509.19128).
             await self.policy.update_serving(
-                self.state.params,
-                self.state.router_bias,
-                self.cursor.weight_version,
+                completed.state.params,
+                completed.state.router_bias,
+                completed.cursor.weight_version,
                 mode="keep",
                 checksums=learned.checksums,
             )
-            self._served_version = self.cursor.weight_version
+            self._served_version = completed.cursor.weight_version
         if self._weight_check is not None:
             if completed.step % self.config.weight_check_every == 0:
                 gap = await self._measure_gap(self._weight_check)

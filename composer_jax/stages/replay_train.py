@@ -66,7 +66,8 @@ def _take_steps(run: Run, records: RolloutRecords, store: CheckpointStore) -> li
                     learning = time.perf_counter()
                     state, update_result = update.step(state, *learner_arguments(config, cursor, groups))
                     train_s = time.perf_counter() - learning
-                    cursor, completed = complete_step(config, cursor, groups, state, update_result)
+                    completed = complete_step(config, cursor, groups, state, update_result)
+                    cursor = completed.cursor
                     is_consistent = True
                     spent = {
                         "train_s": train_s,

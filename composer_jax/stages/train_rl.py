@@ -112,9 +112,10 @@ def _take_steps(
             slots, play = run.config.evaluate_slots, workers.play_ahead
             await periodic.play(step, version, sampler, context, play, slots=slots, on_done=show)
 
+        source = GroupSource(config, run.config.agent, run.config.seed, run.services.tasks)
         orchestrator = Orchestrator(
             config,
-            GroupSource(config, run.config.agent, run.config.seed, run.services.tasks),
+            source,
             learner,
             sampler,
             context,
@@ -130,15 +131,17 @@ def _take_steps(
         )
         metrics.truncate_after(len(ledger.batches))
         periodic.truncate_after(len(ledger.batches))
-        recorder = _Recorder(run, orchestrator, store, metrics, ledger, sampler)
+        recorder = _Recorder(run, source, store, metrics, ledger, sampler, state=state, cursor=cursor)
         try:
             with progress:
                 loop.run(workers.serve(orchestrator.run()))
         except BaseException as error:
             # After an interrupt the other processes have left the serving and wait for this; an error ends them.
             can_save = process_count() == 1 or isinstance(error, KeyboardInterrupt)
-            if can_save and broadcast_from_process0(lambda: recorder.must_save):
-                recorder.save()
+            # After an error inside a step there is nothing to save: it has consumed the state that it started from.
+            is_newer = lambda: orchestrator.is_consistent and recorder.is_unsaved(orchestrator.cursor)  # noqa: E731
+            if can_save and broadcast_from_process0(is_newer):
+                recorder.save(orchestrator.state, orchestrator.cursor)
             raise
         broadcast_from_process0(lambda: False)
 
@@ -204,23 +207,26 @@ class _Recorder:
     def __init__(
         self,
         run: Run,
-        orchestrator: Orchestrator,
+        source: GroupSource,
         store: CheckpointStore,
         metrics: MetricsWriter,
         ledger: RolloutLedger,
         sampler: Sampler,
+        *,
+        state: TrainState,
+        cursor: Cursor,
     ):
-        """Publishes the weights that the run goes on with."""
-        self._run, self._orchestrator, self._sampler = run, orchestrator, sampler
+        """Publishes the weights that the run goes on with: state, cursor."""
+        self._run, self._source, self._sampler = run, source, sampler
         self._store, self._metrics, self._ledger = store, metrics, ledger
         # The steps between the latest checkpoint and the last row of metrics are taken again, with the same result.
         rows = read_metrics(metrics.path)
         self._last_row = rows[-1]["step"] if rows else 0
-        self._saved_step = orchestrator.cursor.task_step
+        self._saved_step = cursor.task_step
         self._records_path = run.path / "episodes" / "rl.jsonl"
         old = read_episodes(self._records_path)
         self._records = [r for r in old if r.step is not None and r.step <= self._saved_step]
-        self._publisher = _publisher(run, orchestrator.state, orchestrator.cursor)
+        self._publisher = _publisher(run, state, cursor)
         self._skipped = SkippedSteps()
 
     def complete(self, completed: CompletedStep) -> None:
@@ -229,39 +235,32 @@ class _Recorder:
         Raises:
           UserError: the gradients of several steps in a row are not finite (train/skipped_steps.py).
         """
-        config, step = self._run.config.rl, completed.step
+        config, state, cursor, step = self._run.config.rl, completed.state, completed.cursor, completed.step
         if step > self._last_row:
             self._metrics.write(step, **completed.row)
         if step % config.record_every == 0 or step == 1:
-            self._records += first_episodes_of_each_family(self._run, self._orchestrator.source, completed.groups, step)
+            self._records += first_episodes_of_each_family(self._run, self._source, completed.groups, step)
         publishes = completed.is_updated and self._publisher is not None
         saves = step % config.save_every == 0 or step == config.steps
-        cursor = self._orchestrator.cursor
         self._sampler.call_followers({"cursor": cursor.to_json(), "publish": publishes, "save": saves})
         if publishes and self._publisher is not None:
-            state = self._orchestrator.state
             self._publisher.publish(published_shards(state.params, state.router_bias), cursor.weight_version)
         if saves:
-            self.save()
+            self.save(state, cursor)
         self._skipped.add(step, completed.row.get("skipped") or 0)
         self._skipped.require_progress()
 
-    @property
-    def must_save(self) -> bool:
-        """Whether the latest checkpoint is older than the last completed step, whose weights are still there.
+    def is_unsaved(self, cursor: Cursor) -> bool:
+        """Whether the latest checkpoint is older than this position."""
+        return cursor.task_step > self._saved_step
 
-        After an error inside a step there is nothing to save: the step has consumed the state it started from.
-        """
-        return self._orchestrator.is_consistent and self._orchestrator.cursor.task_step > self._saved_step
-
-    def save(self) -> None:
+    def save(self, state: TrainState, cursor: Cursor) -> None:
         """Writes a checkpoint, together with the other processes.
 
         The store keeps two checkpoints; without rl.keep_groups, groups that the older one has learned from are deleted.
         """
-        cursor = self._orchestrator.cursor
         write_episodes(self._records_path, self._records)  # first: a resumed run drops the records after its checkpoint
-        save_state(self._store, self._orchestrator.state, cursor.task_step, cursor=cursor.to_json())
+        save_state(self._store, state, cursor.task_step, cursor=cursor.to_json())
         steps = self._run.config.rl.steps
         kept = steps if cursor.task_step == steps else self._saved_step
         if not self._run.config.rl.keep_groups:
