@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from composer_jax.agent.episode import Episode
 from composer_jax.agent.episode_record import build_episode_record
 from composer_jax.checkpoint.store import CheckpointStore
 from composer_jax.checkpoint.weight_chain import WeightPublisher
@@ -95,9 +94,6 @@ def _take_steps(
         recorder.complete(completed)
         progress.update(per_step, step=completed.step, **_shown(completed.row))
 
-    def on_episode(_: Episode) -> None:
-        progress.update(0, ended=next(ended))
-
     metrics = run.metrics("rl")
     ledger = RolloutLedger(run.path, run.workdir.require_held)
     replays = config.route_shape(run.config.model) is not None
@@ -123,7 +119,7 @@ def _take_steps(
             state=state,
             cursor=cursor,
             on_step=on_step,
-            on_episode=on_episode,
+            on_episode=lambda _: progress.update(0, ended=next(ended)),
             shares_devices=config.rollout_devices == 0,
             play=workers.play,
             evaluate=evaluate,
@@ -138,9 +134,9 @@ def _take_steps(
         except BaseException as error:
             # After an interrupt the other processes have left the serving and wait for this; an error ends them.
             can_save = process_count() == 1 or isinstance(error, KeyboardInterrupt)
-            # After an error inside a step there is nothing to save: it has consumed the state that it started from.
-            is_newer = lambda: orchestrator.is_consistent and recorder.is_unsaved(orchestrator.cursor)  # noqa: E731
-            if can_save and broadcast_from_process0(is_newer):
+            # An error inside a step leaves nothing to save: the step has consumed the state that it started from.
+            must_save = lambda: orchestrator.is_consistent and recorder.is_unsaved(orchestrator.cursor)  # noqa: E731
+            if can_save and broadcast_from_process0(must_save):
                 recorder.save(orchestrator.state, orchestrator.cursor)
             raise
         broadcast_from_process0(lambda: False)
