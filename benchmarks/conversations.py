@@ -26,7 +26,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from composer_jax.checkpoint.address import find_weights, load_weights
+from composer_jax.checkpoint.checkpoint import open_checkpoint
 from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.model_def import ModelDef
@@ -98,7 +98,7 @@ def make_sampler(model: ModelConfig, slots: int, checkpoint: str = "") -> Sample
     """Returns a sampler whose messages end at their budgets, with the weights of a checkpoint or random ones."""
     mesh = make_mesh(jax.devices()[:1])
     if checkpoint:
-        definition, *weights = load_weights(find_weights(checkpoint), mesh, "float32", mtp=False)
+        definition, *weights = open_checkpoint(checkpoint).load(mesh, "float32", mtp=False)
     else:
         definition = ModelDef(model)
         weights = definition.init(0, mesh)

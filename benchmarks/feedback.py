@@ -39,7 +39,7 @@ import numpy as np
 from benchmarks.seeded_runs import Row, complete_rows, make_parser, run_pipeline
 from benchmarks.tool_habit import DETECTOR
 from composer_jax.agent.episode import Episode
-from composer_jax.checkpoint.address import find_weights, load_weights
+from composer_jax.checkpoint.checkpoint import open_checkpoint
 from composer_jax.data.chat.chat_format import ChatFormat
 from composer_jax.data.chat.load_chat_format import load_chat_format
 from composer_jax.data.chat.messages import ToolCall
@@ -121,7 +121,7 @@ def turn_changes(workdir: Path, base: Path) -> dict[str, float | None]:
 def _logprobs(weights: Path, tokens_BS: np.ndarray) -> np.ndarray:
     """Returns log p of each token but the first, [B,S-1], by a network that chooses its own experts."""
     mesh = make_mesh(jax.devices()[:1])
-    loaded = load_weights(find_weights(str(weights)), mesh)
+    loaded = open_checkpoint(str(weights)).load(mesh)
     return score(loaded.definition, loaded.params, loaded.router_bias, tokens_BS, mesh=mesh, rows=32).logprobs
 
 

@@ -46,7 +46,7 @@ from benchmarks.peers.arguments import write_talks
 from benchmarks.peers.environments import PEERS, cache_folder
 from benchmarks.peers.equal_cost import cost_of, cost_of_llama, llama_of_equal_cost
 from benchmarks.peers.rates import PeerRates
-from composer_jax.checkpoint.address import find_weights, load_model_config, load_weights, open_text_processor
+from composer_jax.checkpoint.checkpoint import open_checkpoint
 from composer_jax.checkpoint.huggingface import save_hf
 from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.models.config import ModelConfig
@@ -185,10 +185,10 @@ def speculative(address: str, draft_tokens: int) -> dict[str, Any]:
 
     A network with an MTP module drafts with it, another one from the prompt.
     """
-    address_ = find_weights(address)
-    text = open_text_processor(address_, load_model_config(address_))
+    checkpoint = open_checkpoint(address)
+    text = checkpoint.text
     mesh = make_mesh(jax.devices()[:1])
-    definition, params, router_bias = load_weights(address_, mesh, "float32")
+    definition, params, router_bias = checkpoint.load(mesh, "float32")
     kind = "mtp" if definition.config.n_mtp_modules else "prompt_lookup"
     code = Path(__file__).read_text(encoding="utf-8")[:1500]
     prompt = text.encode_prompt(f"{code}\n\n# The same file again:\n\n{code[:200]}")
@@ -252,9 +252,10 @@ def write_smollm2(address: str, folder: Path) -> None:
     model = conversations.model_config("smollm2")
     definition = ModelDef(model)
     if address:
-        config = load_model_config(find_weights(address))
+        checkpoint = open_checkpoint(address)
+        config = checkpoint.config
         if (config.n_layers, config.d_model, config.vocab_size) == (model.n_layers, model.d_model, model.vocab_size):
-            definition, params, router_bias = load_weights(find_weights(address), dtype="float32")
+            definition, params, router_bias = checkpoint.load(dtype="float32")
             return save_hf(folder, definition, params, router_bias)
     note("SmolLM2 has random weights")
     save_hf(folder, definition, *definition.init(0))

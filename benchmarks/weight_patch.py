@@ -25,7 +25,7 @@ import jax
 import numpy as np
 
 from benchmarks import train_step
-from composer_jax.checkpoint.address import find_tokenizer_folder, find_weights, load_weights
+from composer_jax.checkpoint.checkpoint import open_checkpoint
 from composer_jax.checkpoint.weight_chain import WeightPublisher, WeightReceiver
 from composer_jax.checkpoint.weight_shards import local_shards
 from composer_jax.data.chat.load_chat_format import load_tokenizer
@@ -120,14 +120,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     configure_cpu(1)
     tokenizer = None
     if o.checkpoint:
-        address = find_weights(o.checkpoint)
-        folder = find_tokenizer_folder(address)
-        if folder is None:
-            parser.error(
-                f"--checkpoint={o.checkpoint} has no tokenizer's files; convert it to a folder (launch.convert)"
-            )
-        tokenizer = load_tokenizer(folder.root)
-        definition, *weights = load_weights(address, make_mesh(jax.devices()[:1]), "bfloat16")
+        checkpoint = open_checkpoint(o.checkpoint)
+        tokenizer = load_tokenizer(checkpoint.text.files)
+        definition, *weights = checkpoint.load(make_mesh(jax.devices()[:1]), "bfloat16")
     else:
         definition = ModelDef(CONFIG)
         weights = definition.init(0, make_mesh(jax.devices()[:1]))

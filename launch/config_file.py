@@ -65,10 +65,10 @@ def _base(argv: Sequence[str]) -> str | None:
 
 def _context_of(base: str) -> str:
     """Returns ":8192", the argument of configs/base.py for a base with a shorter context than that config has."""
-    from composer_jax.checkpoint.base_model import read_base_model
+    from composer_jax.checkpoint.base_model import open_base
     from configs.base import CONTEXT
 
-    longest = read_base_model(base).max_context
+    longest = open_base(base).config.max_context
     return f":{longest}" if longest < CONTEXT else ""
 
 

@@ -35,7 +35,7 @@ def define(values):
 
 def main(values):
     os.environ["JAX_PLATFORMS"] = "cpu"  # only host memory holds a whole network, and a conversion computes nothing
-    from composer_jax.checkpoint.address import convert
+    from composer_jax.checkpoint.convert import convert
 
     print(f"wrote {convert(values.source, values.target, values.dtype, mtp=values.mtp)}")
 

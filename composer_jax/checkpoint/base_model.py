@@ -19,12 +19,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from composer_jax.atomic_write import write_atomically
-from composer_jax.checkpoint.address import (
-    find_weights,
-    load_model_config,
-    load_tokenizer_files,
-    load_weights,
-)
+from composer_jax.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from composer_jax.errors import UserError
 from composer_jax.models.config import COMPUTATION_FIELDS, ModelConfig
 from composer_jax.models.model_def import ModelDef, Params
@@ -61,10 +56,10 @@ class ModelOfBase(ModelConfig):
         return name in NETWORK_FIELDS and getattr(self, name) == field.default
 
 
-@functools.lru_cache(maxsize=8)
-def read_base_model(base: str) -> ModelConfig:
-    """Returns the ModelConfig of the weights at the address `base`. Raises UserError if there are none."""
-    return load_model_config(find_weights(base))
+@functools.lru_cache(maxsize=2)  # the base of a run, and the policy of a replay
+def open_base(base: str) -> Checkpoint:
+    """Opens the checkpoint at the address `base`, once per process. Raises UserError if there is none."""
+    return open_checkpoint(base)
 
 
 def with_base_model(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -84,7 +79,7 @@ def with_base_model(config: Mapping[str, Any]) -> Mapping[str, Any]:
             "config.base is empty and config.model has no sizes; name a base, e.g. --config.base=hf:DIR, or use a "
             "config that describes a network."
         )
-    theirs = dataclasses.asdict(read_base_model(base))
+    theirs = dataclasses.asdict(open_base(base).config)
     fields = {name: theirs.get(name) if value is None else value for name, value in model.items()}
     plain = config.to_dict() if isinstance(config, ConfigDict) else dict(config)
     return plain | {"model": fields}
@@ -97,7 +92,7 @@ def check_base_model(base: str, model: ModelConfig) -> None:
     factor. It may add MTP modules, but not leave out those of a native checkpoint. The folder of a published model
     counts as one without any, because whether it has modules is known only from its tensors.
     """
-    theirs = read_base_model(base)
+    theirs = open_base(base).config
     extension = model.yarn
     if extension is not None and theirs.yarn is not None and extension.factor <= theirs.yarn.factor:
         extension = None
@@ -128,7 +123,7 @@ def load_base_weights(base: str, definition: ModelDef, mesh: Mesh, seed: int) ->
     """
     check_base_model(base, definition.config)
     n_modules, dtype = definition.config.n_mtp_modules, definition.config.param_dtype
-    loaded = load_weights(find_weights(base), mesh, dtype=dtype, mtp=n_modules > 0)
+    loaded = open_base(base).load(mesh, dtype, mtp=n_modules > 0)
     theirs = loaded.params, loaded.router_bias
     if loaded.definition.config.n_mtp_modules == n_modules:
         return theirs
@@ -153,7 +148,7 @@ def copy_base_files(base: str, folder: Path) -> None:
     Raises:
       UserError: there are no weights at the address, or no tokenizer beside them.
     """
-    files = load_tokenizer_files(find_weights(base))
+    files = open_base(base).tokenizer_files()
     if files is None:
         raise UserError(f"{base} has no tokenizer.json; add the tokenizer of the model to that folder.")
     partial = folder.with_name(f".{folder.name}.partial")

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from composer_jax.checkpoint.address import Address, load_tokenizer_files, open_text_processor
+from composer_jax.checkpoint.checkpoint import Checkpoint
 from composer_jax.data.codebase import CodebaseTokens, encode_codebase, read_codebase
 from composer_jax.data.prepare.layout import printable_path
 from composer_jax.errors import UserError
-from composer_jax.models.config import ModelConfig
 from composer_jax.storage.local_copy import local_copy
 
 
@@ -47,8 +46,8 @@ class EncodedText:
         }
 
 
-def encode_text(address: Address, network: ModelConfig, text: str, extensions: Sequence[str]) -> EncodedText:
-    """Encodes a file, or a folder of source files, with the tokenizer of the weights at an address.
+def encode_text(checkpoint: Checkpoint, text: str, extensions: Sequence[str]) -> EncodedText:
+    """Encodes a file, or a folder of source files, with the tokenizer of a checkpoint.
 
     Args:
       text: a path or URL.
@@ -61,8 +60,8 @@ def encode_text(address: Address, network: ModelConfig, text: str, extensions: S
     if not copy.is_dir():
         if extensions:
             raise UserError(f"--extensions={','.join(extensions)} chooses files of a folder, and {text} is none.")
-        return _encode_file(address, text)
-    tok = open_text_processor(address, network).tokenizer
+        return _encode_file(checkpoint, text)
+    tok = checkpoint.text.tokenizer
     codebase = read_codebase(copy, extensions)
     tokens = encode_codebase(codebase, tok)
     first = len(tok.decode(tokens.ids[:1].tolist()).encode())
@@ -70,14 +69,14 @@ def encode_text(address: Address, network: ModelConfig, text: str, extensions: S
     return EncodedText(tokens.ids, int(tokens.num_bytes.sum()) - first, tokens, left_out)
 
 
-def _encode_file(address: Address, text: str) -> EncodedText:
-    files = load_tokenizer_files(address)
-    if files is None or "tokenizer.json" not in files:
-        raise UserError(f"{address} has no tokenizer.json; give --tokens instead of --text.")
+def _encode_file(checkpoint: Checkpoint, text: str) -> EncodedText:
+    tokenizer_json = checkpoint.text.files.text("tokenizer.json")
+    if tokenizer_json is None:
+        raise UserError(f"{checkpoint.address} has no tokenizer.json; give --tokens instead of --text.")
     try:
-        tokenizer = tokenizers.Tokenizer.from_buffer(files["tokenizer.json"])
+        tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
     except Exception as error:  # the library raises plain Exception
-        raise UserError(f"the tokenizer.json of {address} cannot be read: {error}") from error
+        raise UserError(f"the tokenizer.json of {checkpoint.address} cannot be read: {error}") from error
     tokenizer.encode_special_tokens = True  # the characters of a control token in a text are characters
     try:
         content = local_copy(text).read_bytes().decode()

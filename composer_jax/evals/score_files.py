@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from composer_jax.atomic_write import write_atomically
-from composer_jax.checkpoint.address import find_weights, load_model_config, load_weights
+from composer_jax.checkpoint.checkpoint import open_checkpoint
 from composer_jax.checkpoint.dtypes import require_float_dtype
 from composer_jax.errors import UserError
 from composer_jax.evals.encoded_text import EncodedText, encode_text
@@ -26,7 +26,7 @@ from composer_jax.storage.local_copy import local_copy
 
 
 def score_files(
-    checkpoint: str,
+    address: str,
     out: str,
     *,
     tokens: str | None,
@@ -59,20 +59,20 @@ def score_files(
     if is_url(out):
         raise UserError(f"--out={out} is a URL, and scores are written to a file of this machine; name one.")
     require_float_dtype(dtype)
-    address = find_weights(checkpoint)
-    network = load_model_config(address)
+    checkpoint = open_checkpoint(address)
+    network = checkpoint.config
     encoded = None
     if tokens is not None:
         ids = _load(tokens)
     else:
         assert text is not None
-        encoded = encode_text(address, network, text, extensions)
+        encoded = encode_text(checkpoint, text, extensions)
         _check_output(encoded, out, logits)
         window, stride = _window(encoded, network, window, stride)
         ids = windows(encoded.ids, window, stride)
     check_tokens(ids, network)
     mesh = make_mesh(None, replica=-1, **axes)
-    definition, params, bias = load_weights(address, mesh, dtype, mtp=False)
+    definition, params, bias = checkpoint.load(mesh, dtype, mtp=False)
     scores = score(definition, params, bias, ids, mesh=mesh, rows=rows, logits=logits)
 
     arrays, summary = _measure(encoded, ids, scores.logprobs, stride)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import jax
 
-from composer_jax.checkpoint.address import find_weights, load_model_config, open_text_processor
+from composer_jax.checkpoint.checkpoint import open_checkpoint
 from composer_jax.checkpoint.dtypes import require_float_dtype
 from composer_jax.data.chat.text_processor import SamplingOptions
 from composer_jax.parallel.mesh import make_mesh
@@ -17,7 +17,7 @@ from composer_jax.stages.model import load_model
 
 
 def generate(
-    checkpoint: str,
+    address: str,
     prompt: str,
     *,
     chat: bool,
@@ -31,7 +31,7 @@ def generate(
     Several processes call it alike; it yields the text in process 0 and nothing in the others.
 
     Args:
-      checkpoint: an address (checkpoint/address.py).
+      address: of weights (checkpoint/address.py).
       axes: sizes of mesh axes; none of them is one device. Several processes use all devices: those that the axes leave
         form replicas.
       seed, options: as in Model.generate.
@@ -41,14 +41,14 @@ def generate(
     """
     use_compilation_cache()
     require_float_dtype(dtype)
-    address = find_weights(checkpoint)
-    text = open_text_processor(address, load_model_config(address))
+    checkpoint = open_checkpoint(address)
+    text = checkpoint.text
     text.params(**options)
     text.encode_chat(prompt) if chat else text.encode_prompt(prompt)
     if process_count() > 1:
         mesh = make_mesh(jax.devices(), replica=-1, **axes)
     else:
         mesh = make_mesh(jax.devices()[: math.prod(axes.values())], **axes) if axes else None
-    model = load_model(address, mesh, dtype, mtp=False)
+    model = load_model(checkpoint, mesh, dtype, mtp=False)
     answer = model.chat if chat else model.generate
     yield from answer(prompt, stream=True, seed=seed, **options)

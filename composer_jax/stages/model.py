@@ -14,7 +14,7 @@ from typing import Any, Literal, Unpack, overload
 import jax
 from jax.sharding import Mesh
 
-from composer_jax.checkpoint.address import Address, find_weights, load_model_config, load_weights, open_text_processor
+from composer_jax.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from composer_jax.data.chat.chat_format import ChatFormat
 from composer_jax.data.chat.generation_defaults import GenerationDefaults
 from composer_jax.data.chat.sampling_params import SamplingParams
@@ -264,17 +264,15 @@ def load_hf(path: str | Path, mesh: Mesh | None = None, dtype: str | None = None
 
 
 def load_model(
-    address: str | Address, mesh: Mesh | None = None, dtype: str | None = None, *, mtp: bool = True
+    address: str | Checkpoint, mesh: Mesh | None = None, dtype: str | None = None, *, mtp: bool = True
 ) -> Model:
     """Loads the weights at an address (checkpoint/address.py: hf:DIR, gguf:FILE or a checkpoint of ours) as a Model.
 
-    Args and errors are those of `load_hf`.
+    address: or a Checkpoint that is open. The other arguments and the errors are those of `load_hf`.
     """
-    address = find_weights(address) if isinstance(address, str) else address
-    text = open_text_processor(address, load_model_config(address))
+    checkpoint = open_checkpoint(address) if isinstance(address, str) else address
     mesh = make_mesh(jax.local_devices()[:1]) if mesh is None else mesh
-    definition, params, router_bias = load_weights(address, mesh, dtype, mtp=mtp)
-    return Model(definition, params, router_bias, mesh, text)
+    return Model(*checkpoint.load(mesh, dtype, mtp=mtp), mesh, checkpoint.text)
 
 
 def _sampler_config(tokens: int, longest: int, mesh: Mesh) -> SamplerConfig:

@@ -11,9 +11,8 @@ from collections.abc import Mapping
 
 import jax
 
-from composer_jax.checkpoint.address import Address, find_weights, load_model_config, load_weights, open_text_processor
+from composer_jax.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from composer_jax.checkpoint.dtypes import require_float_dtype
-from composer_jax.data.chat.text_processor import TextProcessor
 from composer_jax.errors import UserError
 from composer_jax.models.model_def import ModelDef
 from composer_jax.observe.progress import Progress
@@ -62,7 +61,7 @@ class ServeOptions:
         return self.drafts == "mtp"
 
 
-def serve(checkpoint: str, options: ServeOptions) -> None:
+def serve(address: str, options: ServeOptions) -> None:
     """Serves until SIGINT or SIGTERM, then ends the requests that run.
 
     Several processes call it alike; process 0 has the port, and the others compute with it. They cannot load other
@@ -80,22 +79,21 @@ def serve(checkpoint: str, options: ServeOptions) -> None:
         raise UserError(f"{error.name} is missing; pip install 'composer_jax[serve]'.") from error
     use_compilation_cache()
     require_float_dtype(options.dtype)
-    address = find_weights(checkpoint)
-    network = load_model_config(address)
-    text = open_text_processor(address, network)
-    config = sampler_config(options, network.max_context)
+    checkpoint = open_checkpoint(address)
+    text = checkpoint.text
+    config = sampler_config(options, checkpoint.config.max_context)
     text.tokenizer  # noqa: B018 - refuses a model without one
     leads = process_count() == 1 or is_first_process()
     listening = _listen(options.host, options.port) if leads else None
-    sampler = _new_sampler(address, options, config, text)
+    sampler = _new_sampler(checkpoint, options, config)
     if listening is None:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)  # process 0 gets it, too, and ends what runs before it ends this one
         sampler.follow()
         return
 
-    load = ServedWeights(sampler, network, options.dtype, mtp=options.drafts_with_mtp)
-    name = options.name or address.path.rstrip("/").rpartition("/")[2]
+    load = ServedWeights(sampler, checkpoint.config, options.dtype, mtp=options.drafts_with_mtp)
+    name = options.name or checkpoint.name
     local = options.host in LOCAL and not options.api_keys
     service = Service(sampler, text, name, ServerLimits(), load if process_count() == 1 else None)
     app = new_app(service, options.api_keys, options.control_key, LOCAL if local else ())
@@ -112,17 +110,18 @@ def serve(checkpoint: str, options: ServeOptions) -> None:
     server.run([listening])
 
 
-def _new_sampler(address: Address, options: ServeOptions, config: SamplerConfig, text: TextProcessor) -> Sampler:
-    """Returns a sampler with the weights at an address, whose programs are compiled."""
+def _new_sampler(checkpoint: Checkpoint, options: ServeOptions, config: SamplerConfig) -> Sampler:
+    """Returns a sampler with the weights of a checkpoint, whose programs are compiled."""
     if process_count() > 1:
         mesh = make_mesh(jax.devices(), replica=-1, **options.axes)
     else:
         mesh = make_mesh(jax.devices()[: math.prod(options.axes.values())], **options.axes)
-    definition, params, router_bias = load_weights(address, mesh, options.dtype, mtp=options.drafts_with_mtp)
+    definition, params, router_bias = checkpoint.load(mesh, options.dtype, mtp=options.drafts_with_mtp)
     dispatch = dispatch_without_drops(definition.config.dispatch)
     definition = ModelDef(
         dataclasses.replace(definition.config, cache_routing=options.returns_routing, dispatch=dispatch)
     )
+    text = checkpoint.text
     sampler = Sampler(definition, mesh, config, end_tokens=text.end_tokens, decode=text.tokenizer.decode)
     sampler.update(params, router_bias, version=0, copy=False)
     del params, router_bias

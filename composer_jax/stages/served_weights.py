@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from composer_jax.checkpoint.address import find_weights, load_model_config, load_weights
+from composer_jax.checkpoint.checkpoint import open_checkpoint
 from composer_jax.checkpoint.weight_chain import WeightReceiver
 from composer_jax.checkpoint.weight_shards import as_tree
 from composer_jax.errors import UserError
@@ -26,7 +26,7 @@ class ServedWeights:
     """
 
     def __init__(self, sampler: Sampler, network: ModelConfig, dtype: str | None, *, mtp: bool) -> None:
-        """network: as the first address of weights describes it. dtype, mtp: as of load_weights."""
+        """network: as the first address of weights describes it. dtype, mtp: as of Checkpoint.load."""
         self._sampler, self._network, self._dtype, self._mtp = sampler, network, dtype, mtp
         self._receivers: dict[str, WeightReceiver] = {}
 
@@ -47,8 +47,8 @@ class ServedWeights:
             tree = as_tree(receiver.arrays, {"params": params, "router_bias": router_bias})
             tree = jax.tree.map(np.copy, tree)  # the next patch changes the receiver's arrays
             return tree["params"], tree["router_bias"]
-        found = find_weights(address)
-        if load_model_config(found) != self._network:
+        checkpoint = open_checkpoint(address)
+        if checkpoint.config != self._network:
             raise UserError(f"{address} has another network than the one that is served; start a server for it.")
-        _, params, router_bias = load_weights(found, self._sampler.mesh, self._dtype, mtp=self._mtp)
+        _, params, router_bias = checkpoint.load(self._sampler.mesh, self._dtype, mtp=self._mtp)
         return params, router_bias

@@ -12,9 +12,8 @@ from typing import Any
 import jax
 
 from composer_jax.atomic_write import write_atomically
-from composer_jax.checkpoint.address import Address, find_weights, load_model_config, load_weights, open_text_processor
+from composer_jax.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from composer_jax.checkpoint.dtypes import require_float_dtype
-from composer_jax.data.chat.text_processor import TextProcessor
 from composer_jax.errors import UserError
 from composer_jax.evals.state_tracking import (
     EncodedTask,
@@ -39,7 +38,7 @@ LONGEST_DEFAULT = 32_768
 
 
 def track_state(
-    checkpoint: str,
+    address: str,
     repository: str,
     *,
     diffs: int,
@@ -55,7 +54,7 @@ def track_state(
     Several processes call it alike, and each reads the repository; process 0 writes and prints.
 
     Args:
-      checkpoint: an address (checkpoint/address.py).
+      address: of weights (checkpoint/address.py).
       diffs, tasks: changes per task, and most tasks.
       max_context: tokens of a prompt with its answer; longer tasks are skipped. None is LONGEST_DEFAULT.
       slots: files that are written at once.
@@ -71,16 +70,15 @@ def track_state(
     if out is not None and is_url(out):
         raise UserError(f"--out={out} is a URL, and results are written to a file of this machine; name one.")
     edit_distance("", "")  # raises if the package is missing
-    address = find_weights(checkpoint)
-    network = load_model_config(address)
-    text = open_text_processor(address, network)
+    checkpoint = open_checkpoint(address)
+    network, text = checkpoint.config, checkpoint.text
     if max_context is not None and max_context > network.max_context:
         raise UserError(
             f"--max_context={max_context} exceeds the model's context of {network.max_context} tokens; use less."
         )
     limit = max_context or min(network.max_context, LONGEST_DEFAULT)
     encoded, skipped = encode_tasks(read_tasks(Path(repository).expanduser(), diffs), text.tokenizer, tasks, limit)
-    model = _load_model(address, text, encoded, slots, dtype, axes)
+    model = _load_model(checkpoint, encoded, slots, dtype, axes)
     if not is_first_process():
         model.follow()
         return {}
@@ -94,8 +92,7 @@ def track_state(
 
 
 def _load_model(
-    address: Address,
-    text: TextProcessor,
+    checkpoint: Checkpoint,
     tasks: list[EncodedTask],
     slots: int,
     dtype: str | None,
@@ -106,14 +103,13 @@ def _load_model(
         mesh = make_mesh(jax.devices(), replica=-1, **axes)
     else:
         mesh = make_mesh(jax.devices()[: math.prod(axes.values())], **axes)
-    definition, params, router_bias = load_weights(address, mesh, dtype, mtp=False)
     shards = batch_shards(mesh)
     config = SamplerConfig(
         slots=math.ceil(slots / shards) * shards,
         max_model_len=max(len(task.prompt) + task.max_tokens for task in tasks),
         prefill_shapes=((8, 32), (2, 256)),
     )
-    return Model(definition, params, router_bias, mesh, text, config)
+    return Model(*checkpoint.load(mesh, dtype, mtp=False), mesh, checkpoint.text, config)
 
 
 def _write(out: str, results: list[StateResult]) -> None:

@@ -115,7 +115,7 @@ BAD = {
 def test_bad_input_ends_with_a_sentence_before_weights_are_read(
     folder, tmp_path, capsys, monkeypatch, sentence, arguments
 ):
-    monkeypatch.setattr("composer_jax.stages.model.load_weights", None)
+    monkeypatch.setattr("composer_jax.checkpoint.checkpoint.load_hf", None)
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     (tmp_path / "long").write_text("a b " * CONFIG.max_context)
     code, out, err = run_here(capsys, *(argument.format(folder, tmp_path) for argument in arguments))

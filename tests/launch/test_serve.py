@@ -12,8 +12,13 @@ from pathlib import Path
 
 import httpx2 as httpx
 import pytest
+import uvicorn
 
+from composer_jax.sampler.engine import Sampler
+from composer_jax.stages.serve import ServeOptions
+from composer_jax.stages.serve import serve as serve_weights
 from launch import flags, serve
+from tests.opened_files import opened_files
 from tests.parallel.test_processes import free_port
 from tests.stages.base_model import write_base
 
@@ -109,3 +114,14 @@ def test_bad_input_is_a_sentence_before_weights_are_read(folder, tmp_path, capsy
     assert "the key '' is empty" in refusal(capsys, f"--checkpoint=hf:{folder}", "--control_key=")
     said = refusal(capsys, f"--checkpoint=hf:{folder}", "--api_key=a", "--control_key=a")
     assert "--control_key is also an --api_key" in said
+
+
+def test_a_server_opens_each_file_of_its_model_once(folder, monkeypatch):
+    started = []
+    monkeypatch.setattr(uvicorn.Server, "run", lambda server, sockets: started.append(sockets[0].close()))
+    monkeypatch.setattr(Sampler, "warm_up", lambda *_, **__: None)
+    with opened_files(folder) as counts:
+        serve_weights(f"hf:{folder}", ServeOptions(port=0, slots=2, max_model_len=512))
+    assert started, "the server came as far as to listen"
+    described = {file.name for file in folder.iterdir() if file.suffix != ".safetensors"}
+    assert {name: counts[name] for name in described} == dict.fromkeys(described, 1)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from composer_jax.checkpoint.address import find_weights, load_model_config, open_text_processor
+from composer_jax.checkpoint.checkpoint import open_checkpoint
 from composer_jax.evals.state_tracking import encode_tasks, read_tasks
 from launch import flags, state_tracking
 from tests.data.prepare.folders import make_repository
@@ -49,8 +49,7 @@ def test_a_model_writes_greedily_and_is_scored_beside_a_copy(folder, repository,
     results = [json.loads(line) for line in out.read_text().splitlines()]
     assert summary["tasks"] == len(results) == 3 and summary["skipped"] == {"too long": 1} and summary["diffs"] == 1
 
-    address = find_weights(f"hf:{folder}")
-    text = open_text_processor(address, load_model_config(address))
+    text = open_checkpoint(f"hf:{folder}").text
     encoded, _ = encode_tasks(read_tasks(repository, 1), text.tokenizer, 9, CONFIG.max_context)
     distances = []
     for result, one in zip(results, encoded, strict=True):
@@ -102,7 +101,7 @@ BAD = {
 def test_bad_input_ends_with_a_sentence_before_weights_are_read(
     folder, repository, tmp_path, capsys, monkeypatch, sentence, arguments
 ):
-    monkeypatch.setattr("composer_jax.stages.state_tracking.load_weights", None)
+    monkeypatch.setattr("composer_jax.checkpoint.checkpoint.load_hf", None)
     places = folder, repository, tmp_path
     code, out, err = run_here(capsys, *(argument.format(*places) for argument in arguments))
     assert code == 2 and out == "" and sentence.format(*places) in err

@@ -6,7 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from composer_jax.checkpoint.address import convert, load_weights, parse
+from composer_jax.checkpoint.checkpoint import open_checkpoint
+from composer_jax.checkpoint.convert import convert
 from composer_jax.checkpoint.gguf import open_gguf
 from tests.checkpoint.gguf.small_gguf import HEAD, TOKENS, write_small
 from tests.parity.decoder import TOLERANCE, forward
@@ -69,7 +70,7 @@ def test_config_json_and_tensors_are_what_transformers_reads(case):
 
 def test_logits_are_those_of_transformers(case):
     _, path, model = case
-    definition, params, bias = load_weights(parse(f"gguf:{path}"))
+    definition, params, bias = open_checkpoint(f"gguf:{path}").load()
     tokens = tokens_of(0)
     expected = logits_of(model, tokens)
     assert expected.std() > 0.3

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tokenizers
 
-from composer_jax.checkpoint.address import load_weights, parse
+from composer_jax.checkpoint.checkpoint import open_checkpoint
 from composer_jax.checkpoint.gguf import open_gguf
 from composer_jax.data.chat.jinja_template import JinjaTemplate
 from composer_jax.data.chat.load_chat_format import load_tokenizer
@@ -65,7 +65,7 @@ def theirs(path):
 @pytest.fixture(scope="module")
 def ours(path):
     """(config, params, router bias) in float32."""
-    definition, params, bias = load_weights(parse(f"gguf:{path}"), dtype="float32")
+    definition, params, bias = open_checkpoint(f"gguf:{path}").load(dtype="float32")
     return definition.config, params, bias
 
 

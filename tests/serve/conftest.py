@@ -9,7 +9,7 @@ import jax
 import pytest
 import uvicorn
 
-from composer_jax.checkpoint.address import find_weights, load_model_config, open_text_processor
+from composer_jax.checkpoint.checkpoint import open_checkpoint
 from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.sampler.config import SamplerConfig
@@ -42,8 +42,7 @@ def running(app):
 @pytest.fixture(scope="session")
 def text(tmp_path_factory):
     """The text side of a small published model whose format has thinking, tools and calls."""
-    address = find_weights(f"hf:{write_base(tmp_path_factory.mktemp('served') / 'small')}")
-    return open_text_processor(address, load_model_config(address))
+    return open_checkpoint(f"hf:{write_base(tmp_path_factory.mktemp('served') / 'small')}").text
 
 
 @pytest.fixture(scope="session")

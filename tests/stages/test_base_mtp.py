@@ -7,8 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from composer_jax.checkpoint.address import convert
 from composer_jax.checkpoint.base_model import check_base_model, load_base_weights
+from composer_jax.checkpoint.convert import convert
 from composer_jax.checkpoint.huggingface import load_hf, save_hf
 from composer_jax.checkpoint.native import model_notes
 from composer_jax.checkpoint.store import CheckpointStore

@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from composer_jax.checkpoint.address import convert, find_weights
+from composer_jax.checkpoint.checkpoint import open_checkpoint
+from composer_jax.checkpoint.convert import convert
 from composer_jax.evals.score import score
 from composer_jax.observe.episodes import read_episodes
 from composer_jax.observe.metrics import read_metrics
@@ -63,7 +64,7 @@ def test_the_report_is_there_and_pretraining_is_not(run):
 
 def test_the_agent_leaves_as_a_hugging_face_folder(run, tmp_path):
     """The folder of a run stands for the weights of its last stage; tokenizer and template come along."""
-    assert find_weights(str(run)).path.endswith("checkpoints/rl")
+    assert open_checkpoint(str(run)).address.path.endswith("checkpoints/rl")
     convert(str(run), f"hf:{tmp_path / 'agent'}")
     trained, exported = (load_hf(tmp_path / "agent", dtype="float32"), tmp_path / "agent")
     assert {"config.json", "tokenizer.json", "tokenizer_config.json"} <= {file.name for file in exported.iterdir()}

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from composer_jax.checkpoint.address import find_weights, load_model_config
+from composer_jax.checkpoint.checkpoint import open_checkpoint
 from composer_jax.errors import UserError
 from composer_jax.models.rope import Yarn
 from composer_jax.observe.metrics import read_metrics
@@ -67,7 +67,7 @@ def test_each_phase_has_its_own_rows_and_network(done):
         tokens[stage] = rows[-1]["tokens"]
         room = section.steps * section.batch_size * section.seq_len
         assert 0.8 * room < tokens[stage] <= room  # rows of exercises end in padding
-        network = load_model_config(find_weights(str(done.path / "checkpoints" / stage)))
+        network = open_checkpoint(str(done.path / "checkpoints" / stage)).config
         assert network.yarn == (Yarn(4.0, 256) if stage == "long_context" else None)
         assert network.max_context == (1024 if stage == "long_context" else 256)
     assert dict(done.stage_mesh("long_context").shape) == dict(done.mesh.shape) | {"replica": 1, "context": 2}
@@ -90,7 +90,7 @@ def test_a_phase_starts_from_the_weights_before_it(done):
 
 @pytest.mark.slow
 def test_an_address_of_the_run_means_its_last_phase(done):
-    assert find_weights(str(done.path)).path.endswith("checkpoints/long_context")
+    assert open_checkpoint(str(done.path)).address.path.endswith("checkpoints/long_context")
 
 
 @pytest.mark.slow

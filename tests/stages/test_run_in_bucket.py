@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from composer_jax.checkpoint.address import convert
+from composer_jax.checkpoint.convert import convert
 from composer_jax.checkpoint.store import CheckpointStore
 from composer_jax.storage.bucket import BucketFolder
 from composer_jax.train.loop import STATE

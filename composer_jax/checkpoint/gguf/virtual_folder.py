@@ -1,7 +1,7 @@
 """A GGUF file as the folder of a Hugging Face model."""
 
 import json
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -55,13 +55,4 @@ def open_gguf(path: str | Path) -> GGUFFolder:
     path = str(path)
     if "://" not in path:
         path = str(Path(path).expanduser().absolute())
-        if Path(path).exists():
-            stat = Path(path).stat()
-            return GGUFFolder(_read_metadata(path, stat.st_size, stat.st_mtime_ns))
     return GGUFFolder(GGUFContainer(path))
-
-
-@lru_cache(maxsize=1)  # a large vocabulary takes the library seconds, and one command opens its file several times
-def _read_metadata(path: str, size: int, modified_ns: int) -> GGUFContainer:
-    """Returns the file; its size and time of modification tell a file that was replaced."""
-    return GGUFContainer(path)

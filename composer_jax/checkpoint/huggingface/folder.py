@@ -40,11 +40,15 @@ class Folder:
         if self.fs.exists(self.root) and (not self.fs.isdir(self.root) or self.files()):
             raise UserError(f"{self.name} exists and is not empty; choose another folder, or delete it.")
 
+    def content(self, file: str) -> bytes:
+        """Returns all bytes of a file. Raises FileNotFoundError if there is no such file."""
+        with self._naming_errors(f"{self.name}/{file}"):
+            return self.fs.cat_file(self.path(file))
+
     def json(self, file: str) -> dict[str, Any]:
         """Returns the JSON object in a file."""
         try:
-            with self._naming_errors(f"{self.name}/{file}"):
-                content = json.loads(self.fs.cat_file(self.path(file)))
+            content = json.loads(self.content(file))
         except FileNotFoundError as error:
             raise UserError(f"{self.name} has no {file}; is it the folder of a Hugging Face checkpoint?") from error
         except ValueError as error:
@@ -79,3 +83,36 @@ class Folder:
             if self.local and not isinstance(error, OSError):
                 raise
             raise UserError(f"cannot read {what}: {error}") from error
+
+
+class ReadOnceFolder(Folder):
+    """A folder whose list of names, and each file that is read as a whole, is read once and stays in memory.
+
+    It is a source of texts for `data.load_chat_format` (TextFiles, data/text_files.py).
+    """
+
+    def __init__(self, path: str | Path):
+        super().__init__(path)
+        self._names: list[str] | None = None
+        self._contents: dict[str, bytes] = {}
+
+    def files(self) -> list[str]:
+        """See Folder.files."""
+        if self._names is None:
+            self._names = super().files()
+        return self._names
+
+    def content(self, file: str) -> bytes:
+        """See Folder.content."""
+        if file not in self._contents:
+            self._contents[file] = super().content(file)
+        return self._contents[file]
+
+    def text(self, file: str) -> str | None:
+        """See TextFiles.text."""
+        if file not in self.files():
+            return None
+        try:
+            return self.content(file).decode()
+        except (UnicodeDecodeError, FileNotFoundError) as error:
+            raise UserError(f"{self.name}/{file} cannot be read ({error}); download it again") from error

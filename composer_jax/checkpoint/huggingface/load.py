@@ -41,7 +41,9 @@ class Loaded(NamedTuple):
     router_bias: Params
 
 
-def load_hf(path: str | Path, mesh: Mesh | None = None, dtype: str | None = None, *, mtp: bool = True) -> Loaded:
+def load_hf(
+    path: str | Path | Folder, mesh: Mesh | None = None, dtype: str | None = None, *, mtp: bool = True
+) -> Loaded:
     """Loads the network of a Hugging Face checkpoint folder, with its weights sharded over the mesh.
 
     Reads float files and the formats of quantized.py: fp8 in blocks, packed int4, mxfp4. Needs host memory for about
@@ -49,7 +51,7 @@ def load_hf(path: str | Path, mesh: Mesh | None = None, dtype: str | None = None
     multi-controller run makes the same call and reads the shards of its own devices.
 
     Args:
-      path: a local folder, or a URL that fsspec knows (gs://bucket/folder).
+      path: a local folder, a URL that fsspec knows (gs://bucket/folder), or a Folder.
       mesh: None puts everything on the first device of this process.
       dtype: of the weights and of the computation: float32, bfloat16 or float16. None is the "torch_dtype" of
         config.json, or bfloat16.
@@ -61,7 +63,7 @@ def load_hf(path: str | Path, mesh: Mesh | None = None, dtype: str | None = None
         short; a mesh that does not divide the weights. All of it before any weight is read (but copies of the
         embedding and the head, which have to be equal).
     """
-    folder = Folder(path)
+    folder = path if isinstance(path, Folder) else Folder(path)
     described = folder.json("config.json")
     text = text_config(described)
     config = model_config(described)

@@ -131,10 +131,10 @@ def read_tokenizer_files(folder: Folder) -> dict[str, bytes]:
     """Returns the tokenizer's files in a folder and its config.json, if any, name -> content.
 
     Raises:
-      UserError: there are none, or config.json is no JSON object.
+      UserError: there are none, one cannot be read, or config.json is no JSON object.
     """
     names = folder.files()
-    files = {name: folder.fs.cat_file(folder.path(name)) for name in names if name.startswith(TOKENIZER_FILES)}
+    files = {name: folder.content(name) for name in names if name.startswith(TOKENIZER_FILES)}
     if not files:
         raise UserError(f"{folder.name} has no tokenizer files.")
     if "config.json" in names:

@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 import pytest
 
-from composer_jax.checkpoint.address import load_model_config, parse
+from composer_jax.checkpoint.checkpoint import open_checkpoint
 from composer_jax.checkpoint.gguf import open_gguf
 from composer_jax.checkpoint.gguf.container import GGUFContainer
 from composer_jax.errors import UserError
@@ -112,7 +112,7 @@ def test_the_scaling_of_llama_3_is_recovered_from_its_frequencies(tmp_path, fact
     divisors = rope_freqs(500_000.0, width, factor, 1.0, 4.0, 8192)
     path = write_scaled(tmp_path / "a.gguf", divisors, width, 500_000.0)
     config = open_gguf(path).config
-    scaling = load_model_config(parse(f"gguf:{path}")).rope_scaling
+    scaling = open_checkpoint(f"gguf:{path}").config.rope_scaling
     assert scaling == Llama3Rope(factor, 1.0, 4.0, 8192)
     plain = plain_frequencies(width, 500_000.0)
     np.testing.assert_allclose(plain / scaling.frequencies(width, 500_000.0), divisors, rtol=1e-5)
@@ -256,16 +256,6 @@ def test_a_big_endian_file(tmp_path):
     writer.close()
     with pytest.raises(UserError, match="is big-endian"):
         open_gguf(tmp_path / "a.gguf")
-
-
-def test_a_file_is_parsed_once_until_it_is_replaced(tmp_path, monkeypatch):
-    path = write_small(tmp_path / "a.gguf")
-    assert open_gguf(path).config == open_gguf(path).config
-    with monkeypatch.context() as patched:
-        patched.setattr(gguf, "GGUFReader", None)
-        assert open_gguf(path).config["model_type"] == "llama"
-    path.unlink()
-    assert open_gguf(write_small(path, "qwen2")).config["model_type"] == "qwen2"
 
 
 def test_the_library_is_missing(tmp_path, monkeypatch):

@@ -6,7 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from composer_jax.checkpoint.address import convert, find_weights, load_weights, parse
+from composer_jax.checkpoint.address import parse
+from composer_jax.checkpoint.checkpoint import open_checkpoint
+from composer_jax.checkpoint.convert import convert
 from composer_jax.checkpoint.gguf.container import GGUFContainer
 from composer_jax.checkpoint.huggingface import load_hf
 from composer_jax.errors import UserError
@@ -22,27 +24,27 @@ def path(tmp_path_factory):
 
 def test_addresses_of_files(path, tmp_path):
     assert str(parse(f"gguf:{path}")) == f"gguf:{path}"
-    assert find_weights(str(path)) == parse(f"gguf:{path}")  # known by its suffix
+    assert open_checkpoint(str(path)).address == parse(f"gguf:{path}")  # known by its suffix
     assert not parse(f"gguf:{path}").huggingface
     with pytest.raises(UserError, match="cannot read .*no.gguf: No such file"):
-        find_weights(f"gguf:{tmp_path / 'no.gguf'}")
+        open_checkpoint(f"gguf:{tmp_path / 'no.gguf'}")
 
 
 def test_weights_are_streamed_onto_a_mesh(path):
     mesh = make_mesh(jax.devices()[:4], data=2, tensor=2)
-    definition, params, _ = load_weights(parse(f"gguf:{path}"), mesh)
+    definition, params, _ = open_checkpoint(f"gguf:{path}").load(mesh)
     down = params["dense_layers"]["feed_forward"]["down"]
     assert down.shape == (2, 64, 32) and len({shard.device for shard in down.addressable_shards}) == 4
     assert down.sharding == definition.shardings(mesh)[0]["dense_layers"]["feed_forward"]["down"]
     np.testing.assert_array_equal(down[1], hf_tensors()["model.layers.1.mlp.down_proj.weight"].T)
-    assert load_weights(parse(f"gguf:{path}"), dtype="bfloat16").params["final_norm"]["scale"].dtype == "bfloat16"
+    assert open_checkpoint(f"gguf:{path}").load(dtype="bfloat16").params["final_norm"]["scale"].dtype == "bfloat16"
 
 
 def test_there_and_on_to_both_formats(path, tmp_path):
-    direct = load_weights(parse(f"gguf:{path}"))
+    direct = open_checkpoint(f"gguf:{path}").load()
     assert str(convert(f"gguf:{path}", str(tmp_path / "native"))) == str(tmp_path / "native")
     convert(str(path), f"hf:{tmp_path / 'hf'}")
-    assert_same(load_weights(parse(str(tmp_path / "native")))[1:], direct[1:])
+    assert_same(open_checkpoint(str(tmp_path / "native")).load()[1:], direct[1:])
     assert_same(load_hf(tmp_path / "hf")[1:], direct[1:])
     for folder in ("native", "hf"):
         names = {file.name for file in (tmp_path / folder).iterdir()}
@@ -67,4 +69,4 @@ def test_what_cannot_be_converted_is_refused_before_any_tensor_is_read(path, tmp
     assert not (tmp_path / "hf").exists()
     wrong = write_small(tmp_path / "w.gguf", without=("blk.1.ffn_up.weight",))
     with pytest.raises(UserError, match="lacks model.layers.1.mlp.up_proj.weight"):
-        load_weights(parse(f"gguf:{wrong}"))
+        open_checkpoint(f"gguf:{wrong}").load()

@@ -1,0 +1,188 @@
+"""Checkpoint: weights at an address, with the network, tokenizer, chat format and generation defaults beside them.
+
+`open_checkpoint` finds them. Each file is read when it is first needed, and once: config.json and the tokenizer's files
+of a folder, the header of a GGUF file, the notes of a native checkpoint. `Checkpoint.load` reads the weights.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import functools
+
+import jax
+from jax.sharding import Mesh
+
+from composer_jax.checkpoint.address import STAGES, Address, parse
+from composer_jax.checkpoint.dtypes import require_float_dtype
+from composer_jax.checkpoint.gguf import open_gguf
+from composer_jax.checkpoint.gguf.load import load_gguf
+from composer_jax.checkpoint.huggingface import Loaded, load_hf, model_config
+from composer_jax.checkpoint.huggingface.folder import Folder, ReadOnceFolder
+from composer_jax.checkpoint.huggingface.save import TOKENIZER_FILES, read_tokenizer_files
+from composer_jax.checkpoint.native import read_model_config, restore_weights
+from composer_jax.checkpoint.store import CheckpointStore
+from composer_jax.data.chat.text_processor import FilesInMemory, TextProcessor
+from composer_jax.data.text_files import TextFiles
+from composer_jax.errors import UserError
+from composer_jax.models.config import ModelConfig
+from composer_jax.models.model_def import ModelDef
+
+
+class Checkpoint(abc.ABC):
+    """Weights that exist at an address, and the files that belong to them. Made by `open_checkpoint`."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+
+    @property
+    def name(self) -> str:
+        """The last part of the address."""
+        return self.address.path.rstrip("/").rpartition("/")[2]
+
+    @functools.cached_property
+    def config(self) -> ModelConfig:
+        """The network of the weights. Raises UserError if it is not described, or is none that can be read."""
+        return self._read_config()
+
+    @functools.cached_property
+    def text(self) -> TextProcessor:
+        """Tokenizer, chat format, generation defaults and end tokens, each loaded on first use."""
+        files = self._text_files() or FilesInMemory({}, self.address.path)
+        return TextProcessor(files, self.config, self.address.path)
+
+    @abc.abstractmethod
+    def tokenizer_files(self) -> dict[str, bytes] | None:
+        """Returns all files of the tokenizer and config.json, name -> content, or None without a tokenizer.
+
+        Raises:
+          UserError: a file that cannot be read, or a tokenizer of a GGUF file that is not supported.
+        """
+
+    def load(self, mesh: Mesh | None = None, dtype: str | None = None, *, mtp: bool = True) -> Loaded:
+        """Loads the weights onto a mesh; the arguments and errors are those of `load_hf`.
+
+        A native checkpoint is read with all its modules whatever `mtp` is, and dtype=None keeps its dtypes; from a GGUF
+        file dtype=None is float32.
+        """
+        require_float_dtype(dtype)
+        return self._load(mesh, dtype, mtp)
+
+    @abc.abstractmethod
+    def _read_config(self) -> ModelConfig: ...
+
+    @abc.abstractmethod
+    def _text_files(self) -> TextFiles | None:
+        """Returns where the tokenizer's files are, or None if there are none."""
+
+    @abc.abstractmethod
+    def _load(self, mesh: Mesh | None, dtype: str | None, mtp: bool) -> Loaded: ...
+
+
+def open_checkpoint(text: str) -> Checkpoint:
+    """Opens the weights at an address (address.py); of a run's folder, those of its last finished stage.
+
+    Raises:
+      UserError: there are none, or a GGUF file that cannot be read.
+    """
+    address = parse(text)
+    if address.format == "gguf":
+        return _GGUFCheckpoint(address)
+    folder = ReadOnceFolder(address.path)
+    files = folder.files()
+    if not address.huggingface and "checkpoints" in files:
+        address = address._replace(path=_last_stage(folder))
+        folder = ReadOnceFolder(address.path)
+    elif address.huggingface or "config.json" in files:
+        return _HuggingFaceCheckpoint(address._replace(format="hf"), folder)
+    if not any(file.isdigit() for file in folder.files()):
+        raise UserError(
+            f"{address.path} holds neither the steps of a native checkpoint (RUN/checkpoints/STAGE) nor the "
+            "config.json of a Hugging Face checkpoint."
+        )
+    return _NativeCheckpoint(address, folder)
+
+
+def _last_stage(run: Folder) -> str:
+    """Returns the folder of the checkpoints that a run's last finished stage left. Raises a UserError without one."""
+    has_config = run.fs.exists(run.path("config.json"))
+    stages = run.json("config.json").get("config", {}).get("stages", STAGES) if has_config else STAGES
+    done = [stage for stage in reversed(stages) if run.fs.exists(run.path(f"stages/{stage}.json"))]
+    if not done:
+        raise UserError(f"{run.name} is a run in which no stage of {', '.join(stages)} is done; run one first.")
+    return f"{run.root if run.local else run.name}/checkpoints/{done[0]}"
+
+
+class _FolderCheckpoint(Checkpoint):
+    """Weights in a folder."""
+
+    def __init__(self, address: Address, folder: ReadOnceFolder) -> None:
+        super().__init__(address)
+        self._folder = folder
+
+    def tokenizer_files(self) -> dict[str, bytes] | None:
+        folder = self._text_files()
+        return None if folder is None else read_tokenizer_files(folder)
+
+    def _text_files(self) -> ReadOnceFolder | None:
+        return self._folder if _has_tokenizer(self._folder) else None
+
+
+def _has_tokenizer(folder: Folder) -> bool:
+    return any(file.startswith(TOKENIZER_FILES) for file in folder.files())
+
+
+class _HuggingFaceCheckpoint(_FolderCheckpoint):
+    def _read_config(self) -> ModelConfig:
+        return model_config(self._folder.json("config.json"))
+
+    def _load(self, mesh: Mesh | None, dtype: str | None, mtp: bool) -> Loaded:
+        return load_hf(self._folder, mesh, dtype, mtp=mtp)
+
+
+class _NativeCheckpoint(_FolderCheckpoint):
+    """The steps of a CheckpointStore. The tokenizer is beside them, or is that of their run's base or data."""
+
+    def _read_config(self) -> ModelConfig:
+        with CheckpointStore(self.address.path) as store:
+            return read_model_config(store)
+
+    @functools.cached_property
+    def _tokenizer_folder(self) -> ReadOnceFolder | None:
+        folders = [self._folder]
+        if run := self.address.path.rstrip("/").rpartition("/checkpoints/")[0]:
+            folders += [ReadOnceFolder(f"{run}/base"), ReadOnceFolder(f"{run}/data")]
+        exist = (folder for folder in folders if folder.fs.isdir(folder.root))
+        return next(filter(_has_tokenizer, exist), None)
+
+    def _text_files(self) -> ReadOnceFolder | None:
+        return self._tokenizer_folder
+
+    def _load(self, mesh: Mesh | None, dtype: str | None, mtp: bool) -> Loaded:
+        config = self.config
+        with CheckpointStore(self.address.path) as store:
+            params, bias = restore_weights(store, ModelDef(config), mesh)
+        if dtype is not None:
+            config = dataclasses.replace(config, param_dtype=dtype, compute_dtype=dtype)
+            params = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
+        return Loaded(ModelDef(config), params, bias)
+
+
+class _GGUFCheckpoint(Checkpoint):
+    def __init__(self, address: Address) -> None:
+        super().__init__(address)
+        self._file = open_gguf(address.path)
+
+    def tokenizer_files(self) -> dict[str, bytes] | None:
+        if not self._file.has_tokenizer:
+            return None
+        return {name: (self._file.text(name) or "").encode() for name in ("config.json", *self._file.texts)}
+
+    def _read_config(self) -> ModelConfig:
+        return model_config(self._file.config)
+
+    def _text_files(self) -> TextFiles | None:
+        return self._file if self._file.has_tokenizer else None
+
+    def _load(self, mesh: Mesh | None, dtype: str | None, mtp: bool) -> Loaded:
+        return load_gguf(self._file, mesh, dtype)
