@@ -239,7 +239,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--pictures", type=Path, help="folder for one picture per claim (default: none)")
     o = parser.parse_args(argv)
     if not o.data.is_dir():
-        parser.error(f"--data={o.data} is no folder; give the folder that has controls.json")
+        parser.error(f"--data={o.data} is not a folder; give the folder that has controls.json")
     files = read_rows(o.data, o.seeds)
     results: dict[str, Any] = {}
     for name, claim in CLAIMS.items():

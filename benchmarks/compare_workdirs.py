@@ -34,7 +34,7 @@ class Comparison:
     missing: list[str] = field(default_factory=list)  # "NAME (only in RUN)" or "NAME (shape or dtype)"
 
     def add(self, name: str, a: np.ndarray, b: np.ndarray) -> None:
-        """Compares two arrays of one name; equal bits, NaN included, are no difference."""
+        """Compares two arrays of one name; equal bits, NaN included, are not a difference."""
         if a.shape != b.shape or a.dtype != b.dtype:
             self.missing.append(f"{name} ({a.dtype}{list(a.shape)} against {b.dtype}{list(b.shape)})")
             return

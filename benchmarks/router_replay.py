@@ -1,7 +1,7 @@
 """What router replay does to the mismatch of sampler and learner: `python -m benchmarks.router_replay [--seeds=0,1,2]`.
 
 A small network with experts is trained in float32 on the bytes of this package's source, so that its predictions and
-its routers are no coin flips. An engine in bfloat16, and one with 8-bit weights besides, samples from it at temperature
+its routers are not random. An engine in bfloat16, and one with 8-bit weights besides, samples from it at temperature
 1 and records its routes. A float32 learner with the same weights then scores the same tokens: with its own routes
 ("without"), with those of the engine ("replay"), and with those that are plausible to it ("filtered" with the default
 of rl.loss.replay_plausibility, "strict" with 0.9). The engine "stale" has the weights of --stale steps before, as in

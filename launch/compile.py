@@ -46,7 +46,7 @@ def parse_options(words: list[str]) -> dict[str, str]:
     for word in words:
         name, _, value = word.partition("=")
         if not name or not value:
-            raise UserError(f"--compiler_options: {word!r} is no option; write NAME=VALUE, such as xla_name=true.")
+            raise UserError(f"--compiler_options: {word!r} is not an option; write NAME=VALUE, such as xla_name=true.")
     return dict(word.split("=", 1) for word in words)
 
 

@@ -141,7 +141,7 @@ def load_config(argv: Sequence[str]) -> ConfigDict | None:
 
 
 def parse_with_config(values: absl_flags.FlagValues, argv: Sequence[str]) -> list[str]:
-    """Parses `argv` into `values`, of which --config is one; returns the words that are no flags.
+    """Parses `argv` into `values`, of which --config is one; returns the words that are not flags.
 
     The config is locked afterwards.
 

@@ -21,7 +21,7 @@ or, with flags of its own only:
     if __name__ == "__main__":
         flags.run(main, define=define)
 
-With `arguments="COMMAND..."` the words that are no flags are passed on: main(values, words).
+With `arguments="COMMAND..."` the words that are not flags are passed on: main(values, words).
 
 Several hosts run an entry point together (launch/hosts.py): without a flag on a TPU pod, under SLURM and under other
 launchers that set the process's rank in its environment; elsewhere with --coordinator, --processes and --process.
@@ -68,7 +68,7 @@ def run(
     define: declares the entry point's own flags in place of --config and --workdir, and returns the names of the
       required ones; main is then called as `main(values)`. "config" among the names adds --config.
     options: declares flags beside --config and --workdir; main is then called as `main(config, workdir, values)`.
-    arguments: what --help calls the words that are no flags; "" refuses them. They may follow `--`. Needs `define`.
+    arguments: what --help calls the words that are not flags; "" refuses them. They may follow `--`. Needs `define`.
     processes: what the entry point does as one of several: hosts.MULTI_PROCESS, SINGLE_PROCESS or NO_DEVICES.
 
     The config is locked: unknown fields cannot be set. Bad input (a UserError anywhere below), a full disk
@@ -124,7 +124,7 @@ def parse(argv: Sequence[str]) -> tuple[ConfigDict, Path | str]:
 def parse_flags(
     argv: Sequence[str], define: Define, with_arguments: bool = False
 ) -> tuple[absl_flags.FlagValues, list[str]]:
-    """Returns the values of the flags that `define` declares, and the words of `argv` that are no flags.
+    """Returns the values of the flags that `define` declares, and the words of `argv` that are not flags.
 
     Raises:
       UserError: a flag is unknown, missing or has a wrong value; there are words without `with_arguments`.

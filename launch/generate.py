@@ -82,7 +82,7 @@ def main(values):
 
 
 def _read_prompt(prompt: str | None, file: str | None) -> str:
-    """Returns the prompt. Raises UserError unless there is exactly one, and for a file that is no text."""
+    """Returns the prompt. Raises UserError unless there is exactly one, and for a file that is not text."""
     if prompt is not None and file is not None:
         raise UserError("give either --prompt=TEXT or --file=FILE, not both.")
     if prompt is not None:

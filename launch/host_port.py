@@ -13,5 +13,5 @@ def parse_host_port(text: str, flag: str) -> tuple[str, int]:
       UserError: `text`, the value of --`flag`, is none.
     """
     if (address := split_host_port(text)) is None:
-        raise UserError(f"--{flag}={text} is no address; use HOST:PORT, such as 10.0.0.5:7411.")
+        raise UserError(f"--{flag}={text} is not an address; use HOST:PORT, such as 10.0.0.5:7411.")
     return address

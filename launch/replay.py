@@ -47,7 +47,7 @@ def main(values, words):
         raise UserError("rollout needs --out, the folder of the new records")
     for name, users in {"policy": ("rollout", "score"), "out": ("rollout",)}.items():
         if values[name].value is not None and command not in users:
-            raise UserError(f"--{name} is no flag of {command}; --help says what the commands take")
+            raise UserError(f"--{name} is not a flag of {command}; --help says what the commands take")
     from composer_jax.rl.records import RolloutRecords
     from composer_jax.stages.run import Run
     from composer_jax.storage.local_copy import local_copy

@@ -12,7 +12,7 @@ def get_config(workdir: str) -> ConfigDict:
     """Returns the config that WORKDIR/config.json holds, for --config.FIELD=VALUE to compare with.
 
     Raises:
-      UserError: a file that is no config, or one of an older schema, with the names that changed.
+      UserError: a file that is not a config, or one of an older schema, with the names that changed.
     """
     stored = read_run_config(workdir)
     if stored is None:

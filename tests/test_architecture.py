@@ -272,7 +272,7 @@ def model_name_violations(root: Path) -> Iterator[str]:
 
 
 def package_violations(root: Path) -> Iterator[str]:
-    """Folders that setup.py would leave out of the wheel, because they are no packages."""
+    """Folders that setup.py would leave out of the wheel, because they are not packages."""
     for folder in (PACKAGE, "launch", "configs", "benchmarks"):
         for file in sorted((root / folder).rglob("*.py")):
             if not (file.parent / "__init__.py").exists():

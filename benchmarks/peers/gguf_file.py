@@ -53,7 +53,7 @@ def write_gguf(folder: Path, file: Path) -> None:
 
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if config["model_type"] != "llama" or config.get("rope_scaling"):
-        raise ValueError(f"{folder} has a network that is no plain Llama network; only such files are written.")
+        raise ValueError(f"{folder} has a network that is not a plain Llama network; only such files are written.")
     writer = gguf.GGUFWriter(file, "llama")
     writer.add_vocab_size(config["vocab_size"])
     writer.add_context_length(config["max_position_embeddings"])

@@ -27,7 +27,7 @@ _LINE_END = re.compile(r"\r\n|\r|\n")  # what Python counts as one; str.splitlin
 
 
 def count_added_lines(path: str, before: bytes, after: bytes) -> tuple[int, int]:
-    """Returns (added lines, comment lines among them) of an edit; (0, 0) for a file that is no source code.
+    """Returns (added lines, comment lines among them) of an edit; (0, 0) for a file that is not source code.
 
     A line counts as often as it occurs more often than before, so moved lines are not added; blank lines never count.
     In Python a comment line holds a comment alone (tokenize) or belongs to a string that is a statement and documents

@@ -39,5 +39,5 @@ class AgentConfig:
         """Returns the compaction called `name`. Raises UserError, which names the config field, if there is none."""
         if name not in self.compactions:
             known = ", ".join(self.compactions)
-            raise UserError(f"config.{field}={name!r} is no compaction; agent.compactions has {known}.")
+            raise UserError(f"config.{field}={name!r} is not a compaction; agent.compactions has {known}.")
         return self.compactions[name]

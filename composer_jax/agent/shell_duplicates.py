@@ -1,7 +1,7 @@
 """Shell commands that only do what a tool of the agent does: show, search, list or edit files.
 
 A command line is parsed into its simple commands (shlex). It duplicates a tool if every one of them does a tool's work
-or only changes the folder; `python job.py | grep loss` and `ls && pytest` do more and are no duplicates.
+or only changes the folder; `python job.py | grep loss` and `ls && pytest` do more and are not duplicates.
 """
 
 from __future__ import annotations

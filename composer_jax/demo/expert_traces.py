@@ -117,7 +117,7 @@ def play_experts(tasks, compactions: list[Compaction], context: SourceContext) -
                 lambda task, index: compactions[index],
                 pool,
                 require_own_tokenizer(context.tokenizer),
-                # Room for slips, whose tokens are no targets.
+                # Room for slips, whose tokens are not targets.
                 limits=EpisodeLimits(3 * agent.limits.max_turns, 10_000, 10_000),
                 seed=context.seed,
                 concurrency=agent.concurrency,

@@ -25,5 +25,5 @@ def generate(family: str, split: Split, seed: int, index: int) -> Task:
       UserError: a family that is not one of FAMILIES.
     """
     if family not in FAMILIES:
-        raise UserError(f"{family!r} is no task family of the demo; use {' or '.join(FAMILIES)}.")
+        raise UserError(f"{family!r} is not a task family of the demo; use {' or '.join(FAMILIES)}.")
     return FAMILIES[family].generate(split, seed, index)

@@ -100,7 +100,7 @@ def read_tasks(repository: Path, diffs: int) -> Iterator[StateTask | str]:
       UserError: no git repository, or no file of it has so many changes.
     """
     if not is_repository(repository):
-        raise UserError(f"{repository} is no git repository; name the folder that holds .git")
+        raise UserError(f"{repository} is not a git repository; name the folder that holds .git")
     histories = file_histories(repository, head_commit(repository))
     changes = {
         path: len(ids) - 1 for path, ids in histories.items() if reason_by_path(path, language_of(path), ()) is None

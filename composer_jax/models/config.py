@@ -395,13 +395,13 @@ def _check_names(config: ModelConfig) -> None:
         _require(value in choices, f"{field}={value!r} is unknown; use one of {', '.join(choices)}.")
     for field in ("cache_routing", "cache_mtp"):
         value = getattr(config, field)
-        _require(isinstance(value, bool), f"{field}={value!r} is no truth value.")
+        _require(isinstance(value, bool), f"{field}={value!r} is not a boolean; use True or False.")
     _require(
         not config.cache_mtp or config.n_mtp_modules > 0, "cache_mtp=True needs an MTP module; n_mtp_modules is 0."
     )
     for field in ("param_dtype", "compute_dtype"):
         value = getattr(config, field)
-        _require(value in DTYPES, f"{field}={value!r} is no floating-point dtype; use one of {', '.join(DTYPES)}.")
+        _require(value in DTYPES, f"{field}={value!r} is not a floating-point dtype; use one of {', '.join(DTYPES)}.")
     for field, names in (("dispatch", tuple(DISPATCH)), ("init", ("normal",))):
         value = getattr(config, field)
         _require(

@@ -109,7 +109,7 @@ class GroupedQueryAttention(nnx.Module):
     def with_max_logits(
         self, x_BSD: jax.Array, positions_BS: jax.Array, mask: AttentionMask, windowed: jax.Array | None = None
     ) -> tuple[jax.Array, jax.Array]:
-        """See ClippedAttention.with_max_logits. Attention sinks are no logits of queries and keys."""
+        """See ClippedAttention.with_max_logits. Attention sinks are not logits of queries and keys."""
         q_BSHX, k_BTNX, v_BTNV = self._whole_row(x_BSD, positions_BS)
         y_BSD = self._output(attend_rows(q_BSHX, k_BTNX, v_BTNV, mask, windowed, self._sinks()))
         return y_BSD, max_logits(q_BSHX, k_BTNX, mask, windowed)

@@ -22,7 +22,7 @@ class MatrixAxes:
 
 
 class RouterBias(nnx.Variable):
-    """Selection bias of the router. The load rule moves it after a step; it has no gradient, so it is no nnx.Param."""
+    """Selection bias of the router. The load rule moves it after a step. It has no gradient: not an nnx.Param."""
 
 
 def parameter(value: jax.Array, *axes: str | None, decays: bool = False) -> nnx.Param:

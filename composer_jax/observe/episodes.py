@@ -97,7 +97,7 @@ class EpisodeRecord:
         """Builds the record of a JSON object.
 
         Raises:
-          ValueError, TypeError: `value` is no episode record; the message names the field.
+          ValueError, TypeError: `value` is not an episode record; the message names the field.
         """
         fields = _known_fields(cls, value)
         segments = tuple(tuple(MessageRecord.from_json(item) for item in segment) for segment in fields["segments"])
@@ -111,7 +111,7 @@ def write_episodes(path: Path, records: Iterable[EpisodeRecord | Mapping[str, An
     """Writes one record per line and replaces the file atomically; mappings are validated first.
 
     Raises:
-      ValueError, TypeError: a mapping is no episode record; the message names the field.
+      ValueError, TypeError: a mapping is not an episode record; the message names the field.
       UserError: the file cannot be written.
     """
     lines = []
@@ -126,7 +126,7 @@ def read_episodes(path: Path) -> list[EpisodeRecord]:
     """Returns the records of a file in order; [] if there is no such file.
 
     Raises:
-      UserError: a line is no episode record; the message has the line number and the reason.
+      UserError: a line is not an episode record; the message has the line number and the reason.
     """
     path = Path(path)
     if not path.exists():
@@ -138,7 +138,7 @@ def read_episodes(path: Path) -> list[EpisodeRecord]:
         try:
             records.append(EpisodeRecord.from_json(json.loads(line)))
         except (ValueError, TypeError) as error:
-            raise UserError(f"line {number} of {path} is no episode record: {error}") from error
+            raise UserError(f"line {number} of {path} is not an episode record: {error}") from error
     return records
 
 

@@ -19,7 +19,7 @@ class Journal:
       rows: the objects in the file, oldest first.
 
     Raises:
-      UserError: the file cannot be written, or a line before the last one is no JSON object.
+      UserError: the file cannot be written, or a line before the last one is not a JSON object.
     """
 
     def __init__(self, path: Path, before_write: Callable[[], None] | None = None):
@@ -72,7 +72,7 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
     """Returns the objects of a journal without an incomplete last line; [] if there is no such file.
 
     Raises:
-      UserError: a line before the last one is no JSON object.
+      UserError: a line before the last one is not a JSON object.
     """
     return _parse_lines(path, path.read_bytes() if path.exists() else b"")
 
@@ -89,6 +89,6 @@ def _parse_lines(path: Path, content: bytes) -> list[dict[str, Any]]:
         except ValueError:
             row = None
         if not isinstance(row, dict):
-            raise UserError(f"line {number} of {path} is no JSON object; move the folder away and start anew")
+            raise UserError(f"line {number} of {path} is not a JSON object; move the folder away and start anew")
         rows.append(row)
     return rows

@@ -157,7 +157,7 @@ def _has_terminal_size(stream: TextIO) -> bool:
 
 
 def _in_notebook() -> bool:
-    """Whether this is a Jupyter or Colab kernel, whose stderr is shown to the user although it is no terminal."""
+    """Whether this is a Jupyter or Colab kernel, whose stderr is shown to the user although it is not a terminal."""
     if "IPython" not in sys.modules:
         return False
     shell = sys.modules["IPython"].get_ipython()

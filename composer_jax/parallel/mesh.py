@@ -62,7 +62,7 @@ class MeshConfig:
             )
         for axis, size in self.axis_sizes.items():
             if size < 1 and size != -1:
-                raise UserError(f"mesh.{axis}={size} is no number of devices; use 1 or more, or -1 for the rest.")
+                raise UserError(f"mesh.{axis}={size} is not a number of devices; use 1 or more, or -1 for the rest.")
         remainders = [f"mesh.{axis}=-1" for axis, size in self.axis_sizes.items() if size == -1]
         if len(remainders) > 1:
             raise UserError(f"{' and '.join(remainders)}: only one axis can take the remaining devices.")

@@ -126,7 +126,7 @@ def make_algorithm(name: str, options: Mapping[str, Any]) -> Algorithm:
         return algorithm
     if not callable(algorithm):
         raise UserError(
-            f"config.rl.algorithm.name={name!r} is no algorithm; give its class __call__(rewards) or "
+            f"config.rl.algorithm.name={name!r} is not an algorithm; give its class __call__(rewards) or "
             "weigh(group, step)."
         )
     return FromRewards(cast(RewardAlgorithm, algorithm))

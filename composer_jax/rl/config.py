@@ -157,9 +157,9 @@ class RLConfig:
                 raise UserError(f"rl.groups.{family}={groups} is negative; use 0 to leave the family out.")
         self._check_ladders()
         if not 0 <= self.uncompacted_fraction <= 1:
-            raise UserError(f"rl.uncompacted_fraction={self.uncompacted_fraction} is no fraction; use 0 to 1.")
+            raise UserError(f"rl.uncompacted_fraction={self.uncompacted_fraction} is not a fraction; use 0 to 1.")
         if self.trigger is not None and not 1 <= self.trigger[0] <= self.trigger[1]:
-            raise UserError(f"rl.trigger={self.trigger} is no range of tokens; use (least, most), least >= 1.")
+            raise UserError(f"rl.trigger={self.trigger} is not a range of tokens; use (least, most), least >= 1.")
         if self.router_replay not in ("auto", "on", "off"):
             raise UserError(f"rl.router_replay={self.router_replay!r} is unknown; use auto, on or off.")
         self._check_batches()

@@ -65,11 +65,11 @@ class CurriculumConfig:
                 "not thresholds of a mean grade; use 0 <= fall_below < promote_above <= 1."
             )
         if self.rung_window < 1:
-            raise UserError(f"rl.curriculum.rung_window={self.rung_window} is no number of steps; use 1 or more.")
+            raise UserError(f"rl.curriculum.rung_window={self.rung_window} is not a number of steps; use 1 or more.")
         if not 0 <= self.easier < 1:
             raise UserError(
-                f"rl.curriculum.easier={self.easier} is no fraction that leaves groups to the current rung; use 0 or "
-                "more and below 1."
+                f"rl.curriculum.easier={self.easier} is not a fraction that leaves groups to the current rung; "
+                "use 0 or more and below 1."
             )
         self._check_ladders()
 

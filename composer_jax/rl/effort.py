@@ -56,15 +56,15 @@ class EffortConfig:
         """Returns the level called `name`. Raises UserError if there is none."""
         if name not in self.levels:
             known = ", ".join(self.levels) or "none"
-            raise UserError(f"effort {name!r} is no level of rl.reward.effort.levels, which has {known}.")
+            raise UserError(f"effort {name!r} is not a level of rl.reward.effort.levels, which has {known}.")
         return self.levels[name]
 
     def length_factor(self, name: str) -> float:
-        """Returns the factor of a level on the price of length; 1 for "", which is no level."""
+        """Returns the factor of a level on the price of length; 1 for "", which is not a level."""
         return self.level(name).length_factor if name else 1.0
 
     def system_prompt(self, name: str, system_prompt: str) -> str:
-        """Returns a system message that ends with the text of a level; the same message for "", which is no level."""
+        """Returns a system message that ends with the text of a level; unchanged for "", which is not a level."""
         if not name:
             return system_prompt
         text = self.prompt.replace(LEVEL, name).replace(BUDGET, str(self.level(name).thinking_tokens))

@@ -193,7 +193,7 @@ def lost_episode(task: Task, seed: int, detail: str) -> Episode:
 
 
 class _WatchedSession:
-    """A Session that knows whether the policy failed, which is no failure of the episode."""
+    """A Session that knows whether the policy failed, which is not a failure of the episode."""
 
     def __init__(self, session: Session):
         self._session, self.max_model_len, self.has_failed = session, session.max_model_len, False

@@ -22,7 +22,7 @@ from composer_jax.seeds import hash_seed
 from composer_jax.train.learner import TrainState
 
 ROUNDING = {"int8": 2**-7, "mxfp8": 2**-4, "nvfp4": 2**-2}
-"""Relative error of rounding to what is no floating dtype; of int8, relative to a typical number of a column."""
+"""Relative rounding error of formats that jnp.finfo lacks; of int8, relative to a typical number of a column."""
 GROWTH = 4.0
 """Gap in nats over rounding error and square root of the number of layers. Networks with random weights had at most 3.2
 (docs/design.md, "Weights that do not arrive")."""
@@ -70,7 +70,7 @@ class WeightCheck:
           state, version: what the sampler holds, which is paused.
 
         Raises:
-          UserError: the gap is beyond the bound, or no number.
+          UserError: the gap is beyond the bound, or NaN.
         """
         scores = await asyncio.to_thread(self._sampler.score, self._tokens)
         logprobs_S = await asyncio.to_thread(self._learner.score, state, self._tokens, scores.routing)

@@ -191,7 +191,7 @@ class Sampler:
         Args:
           mode: "keep": running requests wait, and go on after `resume`. "wait": they end first, while others wait.
             "abort": every request ends at once, with what it has sampled and the finish reason "cancelled".
-          will_resume: the caller resumes by itself, so that requests which wait meanwhile are no reason for a warning.
+          will_resume: the caller resumes by itself, so requests that wait meanwhile are not logged as a stall.
         """
         self._raise_if_ended()
         self._pause_mode, self._will_resume = mode, will_resume

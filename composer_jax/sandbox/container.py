@@ -182,7 +182,7 @@ class Container:
         for path in changes:
             parts = PurePosixPath(path).parts
             if not parts or parts[0] == "/" or ".." in parts or "\0" in path:
-                raise SandboxFileError(f"{path!r} is no path in the workspace")
+                raise SandboxFileError(f"{path!r} is not a path in the workspace")
         folders = [path for path, change in changes.items() if change.kind == "folder"]
         for kind, paths in (("folders", folders), ("others", changes.keys() - set(folders))):
             if paths:

@@ -108,7 +108,7 @@ class LocalSandboxPool:
     def tree(self, folder: Path | None = None) -> Tree:
         """Returns a pristine copy of a folder for any number of sandboxes; None: an empty one.
 
-        Raises UserError when `folder` is no folder, or cannot be read.
+        Raises UserError when `folder` is not a folder, or cannot be read.
         """
         if folder is None:
             return Tree(self)

@@ -66,7 +66,7 @@ def copy_folder(folder: Path, target: Path) -> None:
     """Copies a folder for sandboxes: links stay links, pipes and sockets are left out.
 
     Raises:
-      UserError: `folder` is no folder, or cannot be read.
+      UserError: `folder` is not a folder, or cannot be read.
     """
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder; a workspace needs one.")

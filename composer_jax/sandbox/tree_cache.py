@@ -22,7 +22,7 @@ class TreeCache(Generic[T]):
     async def get(self, folder: Path | None) -> T | None:
         """Returns the tree of a folder that does not change; a thread copies it on first use. None for None.
 
-        Raises UserError when `folder` is no folder, or cannot be read.
+        Raises UserError when `folder` is not a folder, or cannot be read.
         """
         if folder is None:
             return None

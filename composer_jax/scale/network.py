@@ -4,7 +4,7 @@ A TPU slice is a torus of chips with one link to each neighbour, in both directi
 parallel lines of devices through it. Along every dimension of the torus that these lines span:
 
 - a whole ring: both links of a chip transfer, so 2 b bytes per second for links of b bytes per second;
-- a contiguous part, or a dimension that is no ring: the chip at the end has one link, so b;
+- a contiguous part, or a dimension that is not a ring: the chip at the end has one link, so b;
 - every s-th chip: s lines share each link, so b/s, or 2 b/s if the line goes all around a ring.
 
 Dimensions transfer in parallel (a gather over two of them runs two rings at once), so their bandwidths B_d add up:
@@ -56,7 +56,7 @@ class Span:
 def spans(mesh: Mesh, axes: Sequence[str], torus: Sequence[int], rings: Sequence[bool]) -> list[Span]:
     """Returns the spans of these mesh axes' lines along the dimensions of the torus.
 
-    Lines that are no boxes of chips (a diagonal) count as a path along single links.
+    Lines that are not boxes of chips (a diagonal) count as a path along single links.
 
     Args:
       torus: chips in each dimension.

@@ -94,7 +94,7 @@ class RunConfig:
             if suite.family not in self.tasks.families:
                 known = ", ".join(self.tasks.families) or "none"
                 field = f"config.evaluate.suites.{name}.family"
-                raise UserError(f"{field}={suite.family!r} is no task family; tasks.families has {known}.")
+                raise UserError(f"{field}={suite.family!r} is not a task family; tasks.families has {known}.")
         self.agent.compaction(self.evaluate.heldout_compaction, "evaluate.heldout_compaction")
         if on_disk := [name for name in self.evaluate.every if name not in self.evaluate.suites]:
             if not self.tasks.heldout:

@@ -147,7 +147,7 @@ class SFTConfig(TrainingConfig):
     data: str = ""
     """Paths or URLs of conversations to train on beside `sources`, joined by commas (docs/bases.md), or empty."""
     bad_rows: Literal["error", "drop"] = "error"
-    """Rows of `data` that are no conversation or exceed seq_len: "error" refuses the first, "drop" counts them."""
+    """Rows of `data` that are not conversations or exceed seq_len: "error" refuses the first, "drop" counts them."""
     sources: Mapping[str, TraceSourceConfig] = field(default_factory=dict)
     """Name -> source of traces; the traces of all sources are packed together."""
 

@@ -163,7 +163,9 @@ async def _tokenize(service: Service, request: Request, client: Client) -> Respo
 async def _detokenize(service: Service, request: Request, client: Client) -> Response:
     body = parse_body(IdsBody, await read_body(request, service.limits))
     if wrong := [i for i in body.tokens if not 0 <= i < service.text.config.vocab_size]:
-        raise ApiError(f"{wrong[0]} is no token id; those of the model are 0 to {service.text.config.vocab_size - 1}.")
+        raise ApiError(
+            f"{wrong[0]} is not a token id; those of the model are 0 to {service.text.config.vocab_size - 1}."
+        )
     return JSONResponse({"prompt": service.text.tokenizer.decode(body.tokens)})
 
 

@@ -76,7 +76,7 @@ class ConversationFiles:
 
     Args:
       files: a path or URL, or several: a sequence, or a text in which commas separate them.
-      invalid: what happens to a row that is no conversation to train on: "error" raises a UserError that names its
+      invalid: what happens to a row that is not a conversation to train on: "error" raises a UserError that names its
         place, "drop" counts it in the report.
       too_long: the same for a conversation longer than a row of the stage.
     """

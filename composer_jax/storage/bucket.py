@@ -59,7 +59,7 @@ class BucketFolder:
         scheme, _, path = url.rstrip("/").partition("://")
         self.bucket_name, _, self.prefix = path.partition("/")
         if scheme != "gs" or not self.bucket_name:
-            raise UserError(f"{url} is no place for a run; use a local folder or gs://BUCKET/FOLDER")
+            raise UserError(f"{url} is not a place for a run; use a local folder or gs://BUCKET/FOLDER")
         self.url = f"gs://{path}"
         # Imported here because it takes half a second, and a run in a local folder does not need it.
         from google.cloud import storage

@@ -29,7 +29,7 @@ class BucketRun:
     Args:
       url: gs://BUCKET/FOLDER.
       check_names: called with the names in the folder before anything is written there; raises a UserError for a folder
-        that is no run.
+        that is not a run.
       holder: None takes the lease; another process of the run passes the token of process 0.
 
     Attributes:

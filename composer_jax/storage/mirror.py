@@ -59,7 +59,7 @@ class Mirror:
         """Makes the local folder equal to the bucket.
 
         Raises:
-          UserError: an object's name is no path within a folder, or objects change while they are read.
+          UserError: an object's name is not a path within a folder, or objects change while they are read.
         """
         for _ in range(_ATTEMPTS):
             objects = self._list()
@@ -164,7 +164,7 @@ def is_mirrored(name: str) -> bool:
 def _safe(name: str, url: str) -> str:
     """Returns the name of an object if it is a path within a folder. Raises a UserError if it is not."""
     if "\0" in name or any(part in ("", ".", "..") for part in name.split("/")):
-        raise UserError(f"{url} holds an object with the name {name!r}, which is no path of a file; rename it")
+        raise UserError(f"{url} holds an object with the name {name!r}, which is not a path of a file; rename it")
     return name
 
 

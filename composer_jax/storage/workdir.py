@@ -197,7 +197,7 @@ class Workdir:
 
 
 def _make_folder(path: Path) -> None:
-    """Creates the folder. Raises a UserError if it holds files and is no run folder."""
+    """Creates the folder. Raises a UserError if it holds files and is not a run folder."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         names = sorted(entry.name for entry in path.iterdir())
@@ -208,7 +208,7 @@ def _make_folder(path: Path) -> None:
 
 
 def _require_run_folder(names: Sequence[str], path: Path | str) -> None:
-    """Raises a UserError if a folder with these names in it holds files and is no run folder."""
+    """Raises a UserError if a folder with these names in it holds files and is not a run folder."""
     # A run killed during its first moments leaves only its lock and the temporary file of its config.
     foreign = [name for name in names if name != _LOCK and not name.startswith(f".{_CONFIG}.")]
     if foreign and _CONFIG not in names:
@@ -223,7 +223,7 @@ def read_run_config(path: Path | str) -> dict[str, Any] | None:
     """Returns the content of a run's config.json, in a local folder or a bucket; None if no run has begun there.
 
     Raises:
-      UserError: the file is no JSON object, or the bucket cannot be read.
+      UserError: the file is not a JSON object, or the bucket cannot be read.
     """
     file = f"{path}/{_CONFIG}"
     try:
@@ -235,11 +235,11 @@ def read_run_config(path: Path | str) -> dict[str, Any] | None:
             content = local.read_bytes() if local.is_file() else None
         record = None if content is None else json.loads(content)
     except (OSError, ValueError) as error:
-        raise UserError(f"{file} is no config of a run: {error}.") from error
+        raise UserError(f"{file} is not a config of a run: {error}.") from error
     if content is None:
         return None
     if not isinstance(record, dict) or not isinstance(record.get("config"), dict):
-        raise UserError(f'{path}/{_CONFIG} is no config of a run: it has no object "config".')
+        raise UserError(f'{path}/{_CONFIG} is not a config of a run: it has no object "config".')
     return record
 
 

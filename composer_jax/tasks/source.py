@@ -73,7 +73,9 @@ class TaskSource:
           UserError: a family that tasks.families lacks, or that names its tasks otherwise than the config does.
         """
         if family not in self.families:
-            raise UserError(f"{family!r} is no task family; tasks.families has {', '.join(self.families) or 'none'}.")
+            raise UserError(
+                f"{family!r} is not a task family; tasks.families has {', '.join(self.families) or 'none'}."
+            )
         task = self.families[family].generate(split, seed, index)
         if task.family != family:
             raise UserError(f"tasks.families.{family} generates tasks of family {task.family!r}; use that name.")

@@ -88,11 +88,11 @@ class OptimizerConfig:
                 raise UserError(f"optimizer.{field}={getattr(self, field)} is negative; use 0 or more.")
         for field in ("b1", "b2", "momentum"):
             if not 0 <= getattr(self, field) < 1:
-                raise UserError(f"optimizer.{field}={getattr(self, field)} is no decay rate; use 0 <= {field} < 1.")
+                raise UserError(f"optimizer.{field}={getattr(self, field)} is not a decay rate; use 0 <= {field} < 1.")
         if not 0 <= self.stable < 1:
             raise UserError(f"optimizer.stable={self.stable} leaves no steps for the decay; use 0 <= stable < 1.")
         if not 0 <= self.final <= 1:
-            raise UserError(f"optimizer.final={self.final} is no fraction of the peak; use 0 <= final <= 1.")
+            raise UserError(f"optimizer.final={self.final} is not a fraction of the peak; use 0 <= final <= 1.")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from composer_jax.errors import UserError
 
 LIMIT = 3
-"""Skipped steps in a row that end a run: one may be the fault of its batch, several are no accident."""
+"""Skipped steps in a row that end a run: one may be the fault of its batch, several in a row are not."""
 
 
 class SkippedSteps:

@@ -167,7 +167,7 @@ def test_bad_calls_are_told_and_the_episode_goes_on(play, tok):
     assert observations[1] == "<|tool|>ERROR no tool shell<|end|>\n"
 
 
-def test_a_finish_with_arguments_is_no_finish(play):
+def test_a_finish_with_arguments_is_not_a_finish(play):
     episode, _ = play(ToolCall("finish", {"reward": 1}), FIX, FINISH)
     assert (episode.outcome, episode.reward, episode.turns) == ("finished", 1.0, 3)
 

@@ -57,7 +57,7 @@ def test_showing_searching_listing_and_editing_are_what_tools_do(command):
         "  ",
     ],
 )
-def test_other_work_is_no_duplicate(command):
+def test_other_work_is_not_a_duplicate(command):
     assert not duplicates_tool(command, TOOLS)
 
 

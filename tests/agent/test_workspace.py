@@ -113,7 +113,7 @@ def test_a_workspace_is_its_base_folder_plus_changes(pool, folder):
         }  # fmt: skip
         assert workspace.paths("folder", "link") == ["d", "link"]
         workspace.write("a.txt", b"a")
-        assert "a.txt" not in workspace.changes, "what is as in the repository is no change"
+        assert "a.txt" not in workspace.changes, "a file equal to the repository's is not a change"
         await workspace.close()
 
     asyncio.run(check())

@@ -217,6 +217,6 @@ def test_a_text_that_breaks_out_of_the_loop(host, pool, text):
     assert results[2].stdout == "kept\n"
 
 
-def test_a_name_that_is_no_text(host, pool):
+def test_a_name_that_is_not_text(host, pool):
     [result] = say(pool, "echo x > \udcff; python -c 'import os; print(os.listdir(b\".\"))'")
     assert result.stdout == "[b'\\xff']\n"

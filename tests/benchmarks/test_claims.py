@@ -70,7 +70,7 @@ def test_half_of_the_prompted_error_is_the_bound(tmp_path, capsys):
         assert equal["effect"] == pytest.approx(-error), "the policy before RL loses nothing to summaries here"
 
 
-def test_one_seed_is_no_claim_and_other_tasks_are_refused(tmp_path, capsys):
+def test_one_seed_is_not_a_claim_and_other_tasks_are_refused(tmp_path, capsys):
     assert run(tmp_path, capsys, rows(seeds=(0,)))["rl_lifts_pass_at_1"] is None
     assert run(tmp_path, capsys, rows(), "--seeds=1")["rl_lifts_pass_at_1"] is None
     made = rows()
@@ -83,7 +83,7 @@ def test_one_seed_is_no_claim_and_other_tasks_are_refused(tmp_path, capsys):
     assert "'rl' and 'sft_greedy' were measured on other tasks" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         claims.main([f"--data={tmp_path}/nothing"])
-    assert "is no folder" in capsys.readouterr().err
+    assert "is not a folder" in capsys.readouterr().err
 
 
 def test_every_measured_claim_has_a_picture(tmp_path, capsys):

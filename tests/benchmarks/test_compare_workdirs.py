@@ -97,7 +97,7 @@ def test_a_stage_or_a_leaf_of_one_run_only_fails(tmp_path, capsys, run):
     assert code == 1 and "weights not comparable: down (only in B), layer.half (only in A), up (only in A)" in line
 
 
-def test_a_folder_that_is_no_run_is_refused(tmp_path, capsys, run):
+def test_a_folder_that_is_not_a_run_is_refused(tmp_path, capsys, run):
     with pytest.raises(SystemExit) as stopped:
         main([str(run), str(tmp_path)])
     assert stopped.value.code == 2 and "not a run's workdir" in capsys.readouterr().err

@@ -43,7 +43,7 @@ def test_the_output_of_a_command_is_returned_unchanged(engine, command, printed)
 
 
 @pytest.mark.parametrize("command", ["if", "echo 'open", "done", ")"])
-def test_a_command_that_is_no_shell_is_an_error_and_the_shell_goes_on(engine, command):
+def test_a_command_that_is_not_a_shell_is_an_error_and_the_shell_goes_on(engine, command):
     async def use(sandbox):
         await sandbox.shell("X=1")
         return await sandbox.shell(command), await sandbox.shell("echo $X")
@@ -205,7 +205,7 @@ def test_what_run_leaves_beside_the_shell_is_a_job(engine):
     assert in_container(engine, use) >= 1
 
 
-def test_a_name_that_is_no_text_is_a_name(engine):
+def test_a_name_that_is_not_text_is_a_name(engine):
     async def use(sandbox):
         await sandbox.shell("echo x > $(printf 'bad\\377name')")
         return await sandbox.changes()

@@ -53,7 +53,7 @@ def test_the_fingerprint_follows_the_encoding():
     tok = load_tokenizer(qwen_texts())
     assert tok.fingerprint == load_tokenizer(qwen_texts(eos_token="<|im_end|>")).fingerprint
     others = [tokenizer_json(QWEN_TOKENS, vocab_size=280), QWEN_JSON]
-    templates = [QWEN, ""]  # without the template, <tool_call> is no control token
+    templates = [QWEN, ""]  # without the template, <tool_call> is not a control token
     prints = [ModelTokenizer(*pair, "x").fingerprint for pair in zip(others, templates, strict=True)]
     assert len({tok.fingerprint, *prints}) == 3
 
@@ -97,7 +97,7 @@ def test_bos_is_what_the_model_expects_before_a_text():
     assert bos(QWEN_JSON) is bos(adds, add_bos_token=False) is bos(adds, bos_token=None) is None
 
 
-def test_added_tokens_that_are_no_control_tokens_keep_their_ids():
+def test_added_tokens_that_are_not_control_tokens_keep_their_ids():
     description = json.loads(QWEN_JSON)
     tok = ModelTokenizer(QWEN_JSON, "", "x")  # the markers of calls are special nowhere
     text = "a<tool_call>\n</tool_response><|im_end|>"

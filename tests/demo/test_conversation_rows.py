@@ -46,7 +46,7 @@ def test_traces_of_experts(tok, chat_format, pool, slip_rate, family):
         assert all(row["task_id"] == task.id and row["reward"] == episode.reward for row in rows)
         messages += [message for row in rows for message in row["messages"]]
     untrained = [message for message in messages if message.get("train") is False]
-    assert bool(untrained) == (family == "bugfix"), "slips are no targets, and the expert of chains makes none"
+    assert bool(untrained) == (family == "bugfix"), "slips are not targets, and the expert of chains makes none"
     assert sum("token_ids" in message for message in messages) < len(messages) / 4, "most ids follow from the text"
     if family == "memory_chain":
         assert any(len(episode.transcript.rows()) > 1 for episode in episodes), "summaries begin new conversations"

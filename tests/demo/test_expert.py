@@ -108,7 +108,7 @@ def test_slips_are_seen_and_recovered_from_but_never_trained(pool, tok, slip_rat
     assert sum(errors.values()) > 25
 
 
-def test_a_wrong_repair_is_no_target_and_the_right_one_replaces_it(pool, tok, slip_rate):
+def test_a_wrong_repair_is_not_a_target_and_the_right_one_replaces_it(pool, tok, slip_rate):
     slip_rate(0.0, wrong=0.5)
     tries = Counter()
     for task, episode in traces(pool, tok, "bugfix", 30):

@@ -156,7 +156,7 @@ def test_the_expert_reads_everybodys_notes_equally_often(pool, tok, slip_rate):
     first, attempts = Counter(), Counter()
     for episode in play(pool, tok, tasks):
         assert (episode.outcome, episode.reward) == ("finished", 1.0)
-        assert all(node.trained for node in episode.transcript.nodes_of_kind("assistant")), "an attempt is no slip"
+        assert all(node.trained for node in episode.transcript.nodes_of_kind("assistant")), "an attempt is not a slip"
         first[calls(episode, tok)[1].arguments["path"].partition("/")[0]] += 1
         attempts[sum(call.name == "edit" for call in calls(episode, tok))] += 1
     assert set(first) == set(PEOPLE) and min(first.values()) > 15

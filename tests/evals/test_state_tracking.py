@@ -102,7 +102,7 @@ def test_the_newest_changes_of_a_file_make_a_task(tmp_path):
     assert task == make_task("m.py", [*VERSIONS, "side = 1\n" + VERSIONS[3]])
 
 
-def test_what_is_no_change_does_not_count(tmp_path):
+def test_what_is_not_a_change_does_not_count(tmp_path):
     crlf = VERSIONS[1].replace("\n", "\r\n").encode()
     folder = make_repository(
         tmp_path / "r", *changed(VERSIONS[0], VERSIONS[1], crlf, VERSIONS[1].rstrip(), VERSIONS[2])
@@ -147,7 +147,7 @@ def test_files_that_make_no_task_are_counted(tmp_path):
 @pytest.mark.parametrize("name", ["none", "plain"])
 def test_a_folder_without_git_is_refused(tmp_path, name):
     write_files(tmp_path / "plain", {"a.py": "x\n"})
-    with pytest.raises(UserError, match=f"{name} is no git repository; name the folder that holds .git"):
+    with pytest.raises(UserError, match=f"{name} is not a git repository; name the folder that holds .git"):
         list(read_tasks(tmp_path / name, 1))
 
 

@@ -67,7 +67,7 @@ def test_failures_have_their_lengths_by_task():
     assert failed["a"] == episodes[1].transcript.total_sampled
 
 
-def test_half_a_reward_is_no_pass():
+def test_half_a_reward_is_not_a_pass():
     assert summarise(attempts("a", [0.5, 0.9]), 2).pass_at_1 == 0
 
 
@@ -119,7 +119,7 @@ def test_facts_are_measured_over_the_episodes_whose_task_names_them():
 
 
 def test_an_attempt_is_a_changed_file():
-    """Passing without a change would be a task that needs none; giving up is no failed attempt."""
+    """Passing without a change would be a task that needs none; giving up is not a failed attempt."""
     used = [EpisodeUsage(calls={"edit": 2}, changed_files=1), EpisodeUsage(calls={"edit": 1}, changed_files=2)]
     tried = [episode(r, usage=u, turns=1) for r, u in zip((1, 0), used, strict=True)]
     result = summarise([*tried, episode(0, usage=EpisodeUsage(malformed_calls=1), turns=2)], 1)

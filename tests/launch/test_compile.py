@@ -87,7 +87,7 @@ def assert_consistent(step, memory_keys):
 def test_compiler_options_have_a_name_and_a_value():
     assert parse_options(["xla_a=true", "xla_b=x=1"]) == {"xla_a": "true", "xla_b": "x=1"}
     for word in ("xla_a", "=1", "xla_a="):
-        with pytest.raises(UserError, match=f"--compiler_options: '{word}' is no option; write NAME=VALUE"):
+        with pytest.raises(UserError, match=f"--compiler_options: '{word}' is not an option; write NAME=VALUE"):
             parse_options([word])
 
 

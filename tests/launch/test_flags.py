@@ -326,7 +326,10 @@ def test_a_run_in_a_bucket_needs_no_config_either(bucket_url):
         again, _ = flags.parse(["prog", f"--workdir={bucket_url}"])
     with Run(again, workdir) as run:
         assert run.config == run_config(config) and run.workdir.url == bucket_url
-    for url, sentence in (("gs://no-such-bucket/run", "does not exist"), ("s3://bucket/run", "is no place for a run")):
+    for url, sentence in (
+        ("gs://no-such-bucket/run", "does not exist"),
+        ("s3://bucket/run", "is not a place for a run"),
+    ):
         with pytest.raises(UserError, match=sentence):
             flags.parse(["prog", f"--workdir={url}"])
 

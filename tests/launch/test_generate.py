@@ -48,7 +48,7 @@ def test_a_conversation_from_standard_input(folder, model, tmp_path):
     assert done.stdout == expected_text(answer)
 
 
-def test_a_reader_that_leaves_early_is_no_error(folder):
+def test_a_reader_that_leaves_early_is_not_an_error(folder):
     command = [sys.executable, "-m", "launch.generate", f"--checkpoint={folder}", "--prompt=x", "--dtype=float32"]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stdout.close()
@@ -103,7 +103,7 @@ BAD = {
     "cannot read the prompt {1}/binary": ["--checkpoint={0}", "--file={1}/binary"],
     "tokens, and the context of {0} holds 640, the answer included": ["--checkpoint={0}", "--file={1}/long"],
     "max_tokens=0 leaves nothing to sample": ["--checkpoint={0}", "--prompt=x", "--max_tokens=0"],
-    "temperature=-1.0 is no temperature": ["--checkpoint={0}", "--prompt=x", "--temperature=-1"],
+    "temperature=-1.0 is not a temperature": ["--checkpoint={0}", "--prompt=x", "--temperature=-1"],
     "top_p=2.0 is not above 0": ["--checkpoint={0}", "--prompt=x", "--top_p=2"],
     "top_k=-3 is negative": ["--checkpoint={0}", "--prompt=x", "--top_k=-3"],
     "dtype='int8'": ["--checkpoint={0}", "--prompt=x", "--dtype=int8"],

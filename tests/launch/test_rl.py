@@ -42,7 +42,7 @@ def test_the_flags_of_workers(tmp_path):
         (["--listen=h:1"], "--listen needs --token_file"),
         (["--listen=h:1", "--token_file={}", "--local_episodes=-1"], "--local_episodes=-1 is negative"),
         (["--listen=h:1", "--token_file={}", "--worker_patience=0"], "--worker_patience=0 ends the run at once"),
-        (["--listen=h", "--token_file={}"], "--listen=h is no address; use HOST:PORT"),
+        (["--listen=h", "--token_file={}"], "--listen=h is not an address; use HOST:PORT"),
         (["--cluster=nonsense"], "--cluster=nonsense (is no address of a Ray cluster|needs Ray)"),
     ],
 )
@@ -56,7 +56,7 @@ def test_addresses():
     assert parse_host_port(":7", "f") == ("", 7)
     assert parse_host_port("[::1]:7", "f") == ("::1", 7)
     for text in ("a", "a:", "a:b", "a:70000", "::1:7", "a:-1"):
-        with pytest.raises(UserError, match="is no address; use HOST:PORT"):
+        with pytest.raises(UserError, match="is not an address; use HOST:PORT"):
             parse_host_port(text, "f")
 
 

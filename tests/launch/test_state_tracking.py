@@ -79,7 +79,7 @@ def test_two_processes_print_once_what_one_does(folder, repository, capsys):
 BAD = {
     "--repository is missing": ["--checkpoint={0}"],
     "there is no folder": ["--checkpoint=hf:{2}/none", "--repository={1}"],
-    "{2} is no git repository": ["--checkpoint={0}", "--repository={2}"],
+    "{2} is not a git repository": ["--checkpoint={0}", "--repository={2}"],
     "has 5 changes, the most is 1; use fewer": ["--checkpoint={0}", "--repository={1}"],
     "no file makes a task that fits into 30 tokens (4 too long)": [
         "--checkpoint={0}",

@@ -51,7 +51,7 @@ def test_a_missing_field_is_named():
 def test_a_damaged_file_names_its_line(tmp_path):
     path = write_episodes(tmp_path / "e.jsonl", [bug_episode(3, 0, 1.0, None, 0)])
     path.write_text(path.read_text() + "{}\n")
-    with pytest.raises(UserError, match="line 2 of .*e.jsonl is no episode record: EpisodeRecord: missing task_id"):
+    with pytest.raises(UserError, match="line 2 of .*e.jsonl is not an episode record: EpisodeRecord: missing task_id"):
         read_episodes(path)
 
 

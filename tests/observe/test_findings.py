@@ -180,7 +180,7 @@ def test_phases_add_up_to_the_run():
 def test_a_run_with_a_base_says_what_the_base_passes():
     measured = {"bugs": {"base": {"pass_at_1": 0.25, "attempts": 2}}, "base": {"pass_at_1": 0.25, "low": 0.1}}
     suites = findings.read_suites({"suites": measured}, {})
-    assert [suite.name for suite in suites] == ["bugs"], "the pooled result of a policy is no suite"
+    assert [suite.name for suite in suites] == ["bugs"], "the pooled result of a policy is not a suite"
     titles = findings.policy_titles(suites, {})
     assert findings.headline({}, suites, titles) == "Base: 1 suite measured, none compared"
     assert [row.values for table in findings.result_tables(suites, titles) for row in table.rows] == [("25.0%",)]

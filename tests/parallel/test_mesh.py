@@ -54,7 +54,7 @@ def test_a_config_without_remainder_uses_the_first_devices():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"expert": 0}, "mesh.expert=0 is no number of devices; use 1 or more"),
+        ({"expert": 0}, "mesh.expert=0 is not a number of devices; use 1 or more"),
         ({"tensor": -2}, "mesh.tensor=-2"),
         ({"data": -1}, "mesh.replica=-1 and mesh.data=-1: only one axis"),
         ({"cpu_devices": -1}, "mesh.cpu_devices=-1 is negative"),

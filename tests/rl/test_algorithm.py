@@ -108,8 +108,8 @@ def test_an_algorithm_can_weigh_every_token_and_know_the_step():
     assert [row.ce_weights.sum() for row in odd] == [row.row.trained.sum() for row in odd]
 
 
-def test_what_is_no_algorithm_is_refused():
-    with pytest.raises(UserError, match=r"algorithm.name='builtins:object' is no algorithm; give its class __call__"):
+def test_what_is_not_an_algorithm_is_refused():
+    with pytest.raises(UserError, match="'builtins:object' is not an algorithm; give its class __call__"):
         make_algorithm("builtins:object", {})
     with pytest.raises(UserError, match=r"options=\{'window': 3\} do not fit 'group_mean'"):
         make_algorithm("group_mean", {"window": 3})

@@ -64,7 +64,7 @@ def test_the_level_scales_the_price_of_length():
     parts = reward_parts([episode(1.0, turns=3, effort=level) for level in ("", *LEVELS)], config)
     costs = {level: part.length_cost for level, part in zip(("", *LEVELS), parts, strict=True)}
     assert costs == pytest.approx({"": 0.3, "high": 0.075, "low": 0.6})
-    with pytest.raises(UserError, match="effort 'max' is no level of rl.reward.effort.levels, which has high, low"):
+    with pytest.raises(UserError, match="effort 'max' is not a level of rl.reward.effort.levels, which has high, low"):
         reward_parts([episode(1.0, effort="max")], config)
 
 

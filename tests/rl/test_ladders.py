@@ -229,13 +229,13 @@ def test_a_rung_that_no_family_has_is_refused():
     [
         (
             {"promote_above": 0.2},
-            "fall_below=0.2 and promote_above=0.2 are no thresholds .* use 0 <= fall_below < promote_above <= 1",
+            "fall_below=0.2 and promote_above=0.2 are not thresholds .* use 0 <= fall_below < promote_above <= 1",
         ),
-        ({"promote_above": 1.1}, "promote_above=1.1 are no thresholds"),
+        ({"promote_above": 1.1}, "promote_above=1.1 are not thresholds"),
         ({"fall_below": -0.1}, "rl.curriculum.fall_below=-0.1 and"),
-        ({"rung_window": 0}, "rl.curriculum.rung_window=0 is no number of steps; use 1 or more"),
-        ({"easier": -0.1}, "rl.curriculum.easier=-0.1 is no fraction"),
-        ({"easier": 1.0}, "rl.curriculum.easier=1.0 is no fraction .* use 0 or more and below 1"),
+        ({"rung_window": 0}, "rl.curriculum.rung_window=0 is not a number of steps; use 1 or more"),
+        ({"easier": -0.1}, "rl.curriculum.easier=-0.1 is not a fraction"),
+        ({"easier": 1.0}, "rl.curriculum.easier=1.0 is not a fraction .* use 0 or more and below 1"),
         ({"ladders": {"a": ()}}, "rl.curriculum.ladders.a has no harder rung; name one"),
         ({"ladders": {"a": ("b",), "c": ("b",)}}, "ladders.c names 'b', which ladders.a has already; leave it on one"),
         ({"ladders": {"a": ("b", "b")}}, "ladders.a names 'b', which ladders.a has already"),

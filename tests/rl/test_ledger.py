@@ -109,5 +109,5 @@ def test_a_step_that_an_earlier_version_recorded_without_grades_can_be_taken_aga
 
 def test_a_foreign_line_is_named(tmp_path):
     (tmp_path / "batches.jsonl").write_text("no json\n")
-    with pytest.raises(UserError, match="line 1 of .*batches.jsonl is no JSON object"):
+    with pytest.raises(UserError, match="line 1 of .*batches.jsonl is not a JSON object"):
         RolloutLedger(tmp_path)

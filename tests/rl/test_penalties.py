@@ -54,7 +54,7 @@ def test_a_price_is_paid_by_solved_and_failed_episodes(behavior, grade):
     assert set(parts.penalties) == {behavior}
 
 
-def test_behaviour_costs_nothing_by_default_and_nothing_done_is_no_behaviour():
+def test_behaviour_costs_nothing_by_default_and_nothing_done_is_not_a_behaviour():
     (parts,) = reward_parts([episode(1.0, usage=BAD)], RewardConfig())
     assert parts.reward == 1.0
     assert set(behaviors(episode(1.0), {}).values()) == {0.0}

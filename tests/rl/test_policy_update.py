@@ -80,7 +80,7 @@ def test_an_unknown_normaliser_is_refused():
         AlgorithmConfig(normalisers=NormaliserConfig(policy="rows"))
 
 
-def test_a_skipped_step_is_no_update():
+def test_a_skipped_step_is_not_an_update():
     policy_update = update()
     policy_update.learner.skipped = 1.0
     _, result = policy_update.step(STATE, [GROUP], 2, 0)

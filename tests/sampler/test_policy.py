@@ -9,9 +9,9 @@ from composer_jax.errors import UserError
 
 BAD = {
     "max_tokens=0 leaves nothing to sample": {"max_tokens": 0},
-    "temperature=-0.5 is no temperature": {"temperature": -0.5},
-    "temperature=nan is no temperature": {"temperature": math.nan},
-    "temperature=inf is no temperature": {"temperature": math.inf},
+    "temperature=-0.5 is not a temperature": {"temperature": -0.5},
+    "temperature=nan is not a temperature": {"temperature": math.nan},
+    "temperature=inf is not a temperature": {"temperature": math.inf},
     "top_p=0 is not above 0": {"top_p": 0},
     "top_p=1.5 is not above 0 and at most 1": {"top_p": 1.5},
     "top_p=nan is not above 0": {"top_p": math.nan},

@@ -60,7 +60,7 @@ def test_progress_starts_the_time_again():
 
 
 @pytest.mark.parametrize("is_paused", [False, True])
-def test_nothing_to_do_is_no_standstill(is_paused):
+def test_nothing_to_do_is_not_a_standstill(is_paused):
     """The time counts from when somebody begins to wait."""
     watched = Watched(new_activity(is_paused=is_paused))
     assert watched.check_at(0, 100, 1000) == 0

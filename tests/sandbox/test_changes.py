@@ -89,7 +89,7 @@ def test_every_kind_of_change_is_told(any_pool, folder):
     }
 
 
-def test_what_was_undone_is_no_change(any_pool, folder):
+def test_what_was_undone_is_not_a_change(any_pool, folder):
     kept = f"/tmp/composer-{uuid4().hex}"  # the backend without isolation has the host's /tmp
     first, second, third = work(
         any_pool,

@@ -242,7 +242,7 @@ def test_values_with_two_readers_are_stored_and_cheap_ones_recomputed():
     w = jax.ShapeDtypeStruct((LARGE[1], 8), jnp.float32)
     # x is read, exp(x) written and read, and written out once more as both results.
     assert hbm(lambda x: (lambda e: (jnp.sin(e), jnp.cos(e)))(jnp.exp(x)), LARGE) == 5 * BYTES
-    # A conversion is no reason to store; the products read their operands themselves.
+    # A conversion is not a reason to store; the products read their operands themselves.
     converted = hbm(lambda x: (lambda c: (jnp.sin(c), jnp.cos(c)))(x.astype(jnp.float32)), LARGE)
     assert converted == 3 * BYTES
     # A norm before a product: read once, written once for the product.
@@ -268,7 +268,7 @@ def test_gathers_move_only_their_rows():
     assert hbm(lambda x, ids, u: x.at[ids].add(u, mode="drop"), (4096, LARGE[1]), ids, LARGE) == 3 * BYTES
 
 
-def test_another_view_of_the_same_bytes_is_no_copy_and_keeps_its_shape():
+def test_another_view_of_the_same_bytes_is_not_a_copy_and_keeps_its_shape():
     def reshaped(x, w):
         y = jnp.exp(x)
         return y.reshape(LARGE[0] * 2, -1) @ w, jnp.sin(y)
@@ -296,6 +296,6 @@ def test_numbers_of_8_bits_are_widened_while_a_product_reads_them(dtype, share):
     assert product.hbm_bytes == share * math.prod(LARGE) + 2 * 8 * sum(LARGE)
 
 
-def test_a_dimension_of_one_is_no_copy():
+def test_a_dimension_of_one_is_not_a_copy():
     region = cost(lambda x, w: jnp.einsum("bnsd,df->bnsf", x[:, None], w), (4, *LARGE), (LARGE[1], 8))
     assert operations(region, "hbm") == []

@@ -33,7 +33,7 @@ def test_an_axis_over_whole_rings_has_two_links_per_ring():
     assert links.bandwidth(("expert", "data")) == 6 * 100e9
 
 
-def test_a_dimension_that_is_no_ring_has_one_link():
+def test_a_dimension_that_is_not_a_ring_has_one_link():
     assert network("v5e", (4, 8), a=4, b=8).bandwidth(("b",)) == 50e9
     assert network("v5e", (4, 16), a=4, b=16).bandwidth(("b",)) == 2 * 50e9
     assert network("v5p", (2, 2, 4), a=4, b=4).bandwidth(("b",)) == 100e9  # less than a cube of 4x4x4

@@ -1,4 +1,4 @@
-"""optimizer.offload in the compiled program of a TPU: the optimizer's state is no argument in device memory."""
+"""optimizer.offload in the compiled program of a TPU: the optimizer's state is not an argument in device memory."""
 
 import jax
 import numpy as np

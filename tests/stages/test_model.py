@@ -138,7 +138,7 @@ def test_a_parameter_that_the_sampler_lacks_is_named(tmp_path):
 @pytest.mark.parametrize("config", [{"temperature": "hot"}, {"top_k": 1.5}, {"top_p": True}], ids=str)
 def test_a_generation_config_of_other_types_is_refused(tmp_path, config):
     model = composer_jax.load_hf(write_model(tmp_path / "hf", generation=config), dtype="float32")
-    with pytest.raises(UserError, match=r"generation_config.json has \w+=.*, which is no number"):
+    with pytest.raises(UserError, match=r"generation_config.json has \w+=.*, which is not a number"):
         model.generate("x")
 
 
@@ -223,7 +223,7 @@ BAD = {
     "the prompt has 640 tokens, and the context of": lambda m: m.generate([5] * 640),
     "the prompt has the token id 290; those of": lambda m: m.generate([5, 290]),
     "max_tokens=0 leaves nothing": lambda m: m.generate("a", max_tokens=0),
-    "temperature=-1 is no temperature": lambda m: m.generate("a", temperature=-1, stream=True),
+    "temperature=-1 is not a temperature": lambda m: m.generate("a", temperature=-1, stream=True),
     "top_p=0 is not above 0": lambda m: m.chat("a", top_p=0),
     "stop_strings has an empty text": lambda m: m.chat("a", stop=""),
 }

@@ -144,7 +144,7 @@ def test_stages_follow_the_order_of_the_config():
         ({"phases__mtp__model": {"d_model": 64}}, "model.d_model cannot differ from config.model in one stage"),
         ({"phases__mtp__model": {"rope_theta": "much"}}, "model.rope_theta='much' must be of type float"),
         ({"phases__mtp__steps": 0}, "phases.NAME.steps=0; it must be at least 1"),
-        ({"phases__long_context__mesh": {"context": 0}}, "mesh.context=0 is no number of devices"),
+        ({"phases__long_context__mesh": {"context": 0}}, "mesh.context=0 is not a number of devices"),
     ],
 )
 def test_a_config_that_does_not_fit_is_refused(changes, sentence):

@@ -138,7 +138,7 @@ def test_bad_input_ends_with_a_sentence(folder, tmp_path, capsys):
     assert "the command is missing; use one of rollout, score, train" in sentence(run)
     assert "train needs --records" in sentence("train", run)
     assert "rollout needs --out" in sentence("rollout", run)
-    assert "--out is no flag of score" in sentence("score", run, f"--out={tmp_path}")
+    assert "--out is not a flag of score" in sentence("score", run, f"--out={tmp_path}")
     assert "holds no records of RL" in sentence("score", run, f"--records={tmp_path}")
     assert "is the folder of the records" in sentence("rollout", run, f"--out={folder / 'rl'}")
     assert "is the folder of a run" in sentence(

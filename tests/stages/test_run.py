@@ -65,7 +65,7 @@ def test_the_sharded_config_fits_its_own_mesh(new_run):
 def test_devices_that_do_not_divide_are_named(new_run):
     with pytest.raises(UserError, match="8 devices do not divide over data=3, which leaves none for replica=-1"):
         _ = new_run(mesh={"replica": -1, "data": 3, "expert": 1}).mesh
-    with pytest.raises(UserError, match="mesh.expert=0 is no number of devices"):
+    with pytest.raises(UserError, match="mesh.expert=0 is not a number of devices"):
         _ = new_run(mesh={"replica": -1, "expert": 0}).mesh
     with pytest.raises(UserError, match="16 devices"):
         _ = new_run(mesh={"replica": 4, "data": 2, "expert": 2}).mesh

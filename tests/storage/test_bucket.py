@@ -47,8 +47,8 @@ def test_names_are_relative_and_one_level_deep(bucket_url):
 
 
 @pytest.mark.parametrize("url", ["s3://bucket/run", "gs://", "memory://x", "file:///tmp/run"])
-def test_other_urls_are_no_place_for_a_run(url):
-    with pytest.raises(UserError, match=f"{url} is no place for a run; use a local folder or gs://BUCKET/FOLDER"):
+def test_other_urls_are_not_a_place_for_a_run(url):
+    with pytest.raises(UserError, match=f"{url} is not a place for a run; use a local folder or gs://BUCKET/FOLDER"):
         BucketFolder(url)
 
 

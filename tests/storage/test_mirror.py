@@ -141,9 +141,9 @@ def test_a_file_that_another_process_changed_is_not_overwritten(new_mirror, buck
         new.publish()
 
 
-def test_names_that_are_no_path_within_the_folder_are_refused(new_mirror, bucket_url):
+def test_names_that_are_not_paths_within_the_folder_are_refused(new_mirror, bucket_url):
     BucketFolder(bucket_url).write("a//b", b"x", 0)
-    with pytest.raises(UserError, match="the name 'a//b', which is no path of a file; rename it"):
+    with pytest.raises(UserError, match="the name 'a//b', which is not a path of a file; rename it"):
         new_mirror().fetch()
 
 

@@ -130,7 +130,7 @@ def test_a_run_killed_in_its_first_moments_can_start_again(tmp_path):
     Workdir(tmp_path, CONFIG).close()
 
 
-def test_a_config_that_is_no_plain_data(tmp_path):
+def test_a_config_that_is_not_plain_data(tmp_path):
     with pytest.raises(TypeError, match="not JSON serializable"):
         Workdir(tmp_path / "new", {"path": Path("x")})
     assert not (tmp_path / "new").exists()

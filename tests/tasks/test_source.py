@@ -136,7 +136,7 @@ class Misnamed:
     ("families", "words"),
     [
         ({"other": f"{__name__}:Misnamed"}, "tasks.families.other generates tasks of family 'bugfix'; use that name"),
-        ({"bugfix": FAMILIES["bugfix"]}, "'other' is no task family; tasks.families has bugfix"),
+        ({"bugfix": FAMILIES["bugfix"]}, "'other' is not a task family; tasks.families has bugfix"),
         ({"other": "no_such_module:Family"}, "config.tasks.families.other='no_such_module:Family' cannot be imported"),
     ],
 )

@@ -30,7 +30,7 @@ BATCH = make_batch(1)
 def gradient_reductions(learner) -> Counter:
     """(primitive, dtype) -> number of the sums of gradients over devices in the step's program.
 
-    A reduce_scatter over `expert` alone belongs to the tokens of the ring, and a psum over axes of size 1 is no sum.
+    A reduce_scatter over `expert` alone belongs to the tokens of the ring, and a psum over axes of size 1 is not a sum.
     """
     shapes = {name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in BATCH.items()}
     function, arguments, _ = learner.programs(shapes)["gradient"]

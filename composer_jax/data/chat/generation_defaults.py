@@ -33,7 +33,7 @@ def read_generation_defaults(files: TextFiles) -> GenerationDefaults:
     A field of NOT_APPLIED that changes something is named in a warning. Length limits are not read.
 
     Raises:
-      UserError: a file that is no JSON object, or a field of another type.
+      UserError: a file that is not a JSON object, or a field of another type.
     """
     config = read_json_object(files, FILE)
     numbers = {}
@@ -46,7 +46,7 @@ def read_generation_defaults(files: TextFiles) -> GenerationDefaults:
         value = config.get(field)
         if value is not None:
             if not isinstance(value, kinds) or isinstance(value, bool):
-                raise UserError(f"{files.name}/{FILE} has {field}={value!r}, which is no number; correct the file.")
+                raise UserError(f"{files.name}/{FILE} has {field}={value!r}, which is not a number; correct the file.")
             numbers[field] = value
     if config.get("do_sample") is False:
         numbers["temperature"] = 0.0

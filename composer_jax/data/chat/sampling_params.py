@@ -55,7 +55,7 @@ class SamplingParams:
         if self.max_tokens < 1:
             raise UserError(f"max_tokens={self.max_tokens} leaves nothing to sample; use 1 or more.")
         if not 0 <= self.temperature <= HOTTEST:
-            raise UserError(f"temperature={self.temperature} is no temperature; use 0 (greedy) to {HOTTEST:g}.")
+            raise UserError(f"temperature={self.temperature} is not a temperature; use 0 (greedy) to {HOTTEST:g}.")
         if not 0 < self.top_p <= 1:
             raise UserError(f"top_p={self.top_p} is not above 0 and at most 1; 1 keeps all tokens.")
         if not 0 <= self.min_p <= 1:

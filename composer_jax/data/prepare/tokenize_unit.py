@@ -1,4 +1,4 @@
-"""The last step of a unit: what is no duplicate becomes documents, token ids and shards."""
+"""The last step of a unit: texts that are not duplicates become documents, token ids and shards."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class TruncatedOutput:
         return join_truncated(self.head, self.dropped, self.tail)
 
     def text(self) -> str:
-        """`bytes` as UTF-8; bytes that are no UTF-8 become replacement characters."""
+        """`bytes` as UTF-8; bytes that are not UTF-8 become replacement characters."""
         return self.bytes().decode("utf-8", errors="replace")
 
     def _cut_tail(self) -> None:

@@ -91,10 +91,10 @@ class Assumptions:
                 raise UserError(f"--{name}={getattr(self, name)} is out of range; use 0 or more.")
         for name in _FRACTIONS:
             if not 0 <= getattr(self, name) < 1:
-                raise UserError(f"--{name}={getattr(self, name)} is no such fraction; use at least 0 and less than 1.")
+                raise UserError(f"--{name}={getattr(self, name)} is out of range; use at least 0 and less than 1.")
         for name in ("packing", "context_fill"):
             if not 0 < getattr(self, name) <= 1:
-                raise UserError(f"--{name}={getattr(self, name)} is no such fraction; use more than 0 and at most 1.")
+                raise UserError(f"--{name}={getattr(self, name)} is out of range; use more than 0 and at most 1.")
         if self.turns_p99 < self.turns_median:
             raise UserError(
                 f"--turns_p99={self.turns_p99} is below --turns_median={self.turns_median}; use the median or more."

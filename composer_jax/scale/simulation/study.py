@@ -131,7 +131,9 @@ def parse_splits(splits: Sequence[str]) -> list[tuple[int, int]]:
     for split in splits:
         left, _, right = split.partition(":")
         if not (left.isdecimal() and right.isdecimal() and int(left) and int(right)):
-            raise UserError(f"--splits={split} is no split; write chips for learning : chips for rollout, such as 1:3.")
+            raise UserError(
+                f"--splits={split} is not a split; write chips for learning : chips for rollout, such as 1:3."
+            )
         result.append((int(left), int(right)))
     return result
 
@@ -210,7 +212,7 @@ def simulate_table(
       UserError: an unknown field or slice, or numbers that make no run.
     """
     if not all(count.isdecimal() and int(count) for count in sandboxes):
-        raise UserError(f"--sandboxes={','.join(sandboxes)} has a part that is no number; write such as 1000,10000.")
+        raise UserError(f"--sandboxes={','.join(sandboxes)} has a part that is not a number; write such as 1000,10000.")
     run, ratios = run_config(config), parse_splits(splits)
     _check_study(run.rl, hours, warm_up_hours, parts)  # before speeds are predicted, which takes long and needs libtpu
     speeds = predict_speeds(config, topology, assumed.context_fill)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from composer_jax.tasks.patches.patch import FilePatch, Hunk, PatchError
 
-_LINE = re.compile(r"[^\n]*\n|[^\n]+")  # str.splitlines divides at characters that are no line ends of a diff
+_LINE = re.compile(r"[^\n]*\n|[^\n]+")  # str.splitlines divides at characters that are not line ends of a diff
 _HUNK = re.compile(r"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
 _NO_END = "\\"  # \ No newline at end of file
 _SIGNATURE = "-- "  # git writes its version below it

@@ -16,7 +16,7 @@ def test_a_text_that_occurs_once_is_replaced(talk):
         after = before.replace(b"amount * self.rates[currency]", b"(\n  1\n)")
         assert chat.workspace.changes == {TABLE: Change("file", after)}
         assert await chat.ask("edit_file", path=TABLE, old="(\n  1\n)", new="amount * self.rates[currency]")
-        assert chat.workspace.changes == {}, "what is as at first is no change"
+        assert chat.workspace.changes == {}, "a file with its first content is not a change"
 
     talk(check)
 

@@ -79,7 +79,7 @@ def test_malformed_calls_say_why(tok, text, reason):
     assert reason in call.reason
 
 
-def test_white_space_around_a_call_is_no_error(tok):
+def test_white_space_around_a_call_is_not_an_error(tok):
     ids = [tok.call, *tok.encode(' read {"path": "a.py"}\n'), tok.end]
     assert parse_assistant(tok, ids).calls == (ToolCall("read", {"path": "a.py"}),)
 

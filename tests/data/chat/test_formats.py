@@ -152,7 +152,7 @@ def test_a_message_that_was_cut_off_is_closed_before_its_answers(name):
         if answers:
             assert answers[0][: len(chat.close(cut))] == chat.close(cut)
     assert chat.parse(whole[:-1]).calls == (READ, READ)
-    assert chat.parse(whole + whole) == chat.parse(whole), "what follows the end is no part of it"
+    assert chat.parse(whole + whole) == chat.parse(whole), "what follows the end is not part of it"
     assert chat.parse([]) == AssistantMessage("", (), False)
 
 

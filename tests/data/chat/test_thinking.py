@@ -42,7 +42,7 @@ def test_what_the_model_samples_where_the_template_has_a_place_for_thinking():
     assert decode(chat, chat.render_assistant(THOUGHTFUL.content, [])) == f"{THOUGHTFUL.content}<|im_end|>"
     silent = chat.render_assistant("It is x.", [READ])
     assert decode(chat, silent).startswith("<think>\n\n</think>\n\nIt is x.\n<tool_call>")
-    assert chat.parse(silent) == AssistantMessage("It is x.", (READ,), True), "a place left empty is no content"
+    assert chat.parse(silent) == AssistantMessage("It is x.", (READ,), True), "an empty place is not content"
     assert chat.parse(chat.render_assistant(THOUGHTFUL.content, [READ])).content == THOUGHTFUL.content
     think = {chat.tokenizer.id_of("<think>"), chat.tokenizer.id_of("</think>")}
     assert think <= set(chat.render_assistant(THOUGHTFUL.content, []))

@@ -100,7 +100,7 @@ def test_secrets_are_seen_anywhere_in_a_file(kind):
         "ta" + "sk-" + "a-long-name-of-a-task-with-forty-characters-or-more",
     ],
 )
-def test_what_is_no_secret_stays(text):
+def test_what_is_not_a_secret_stays(text):
     assert not holds_secret(text.encode())
 
 

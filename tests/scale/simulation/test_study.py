@@ -99,8 +99,8 @@ def test_splits_of_chips():
     [
         (dict(turn_tokens=0.0), "--turn_tokens=0.0 is out of range"),
         (dict(tool_s=-1.0), "--tool_s=-1.0 is out of range"),
-        (dict(lost_fraction=1.0), "--lost_fraction=1.0 is no such fraction"),
-        (dict(packing=0.0), "--packing=0.0 is no such fraction"),
+        (dict(lost_fraction=1.0), "--lost_fraction=1.0 is out of range"),
+        (dict(packing=0.0), "--packing=0.0 is out of range"),
         (dict(turns_p99=20.0), "--turns_p99=20.0 is below --turns_median=50.0"),
         (dict(turns_tail="normal"), "--turns_tail='normal' is unknown; use lognormal or pareto"),
         (dict(lost_fraction=0.6, hung_fraction=0.5), "leave no attempt that ends"),
@@ -139,8 +139,8 @@ def test_studies_that_make_no_run_are_refused():
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        (dict(sandboxes=["many"]), "--sandboxes=many has a part that is no number"),
-        (dict(splits=["1:3", "1-2"]), "--splits=1-2 is no split"),
+        (dict(sandboxes=["many"]), "--sandboxes=many has a part that is not a number"),
+        (dict(splits=["1:3", "1-2"]), "--splits=1-2 is not a split"),
         (dict(hours=0.0), "--hours=0.0"),
         (dict(parts=0), "--parts=0"),
         (

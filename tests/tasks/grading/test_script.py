@@ -82,7 +82,7 @@ def test_the_same_submission_is_graded_once(make_task, pool):
     assert (cache.hits, cache.runs) == (1, 1)
 
 
-def test_dying_sandboxes_are_replaced_and_an_outage_is_no_reward(make_task, dying_pool):
+def test_dying_sandboxes_are_replaced_and_an_outage_gives_no_reward(make_task, dying_pool):
     task = make_task(f"echo 1 > {TXT}")
     assert graded(task, dying_pool(range(ATTEMPTS - 1))).reward == 1.0
     outage = dying_pool(range(99))

@@ -83,7 +83,7 @@ def test_results_are_reused_for_the_same_submission_only(pool, task):
     assert grade_files(pool, task, {"calc.py": BUGGY}, cache).reward == 0.0
 
 
-def test_dying_sandboxes_are_replaced_and_an_outage_is_no_reward(dying_pool, task):
+def test_dying_sandboxes_are_replaced_and_an_outage_gives_no_reward(dying_pool, task):
     pool = dying_pool(range(2))
     assert grade_files(pool, task, {"calc.py": RIGHT}).reward == 1.0
     assert len(pool.sandboxes) == 3

@@ -30,7 +30,7 @@ def test_lines_in_a_row_are_found_whatever_their_indentation(tmp_path):
     assert leaking_files(tmp_path, files) == ["docs/usage.md"]
 
 
-def test_fewer_lines_are_no_leak(tmp_path):
+def test_fewer_lines_are_not_a_leak(tmp_path):
     some = "\n".join([line for line in REMOVED.splitlines() if line.strip()][: LINES_IN_A_ROW - 1])
     files = {"a.txt": some}
     assert leaking_files(tmp_path, files) == []

@@ -48,14 +48,14 @@ def test_a_commit_is_undone_in_its_code_and_not_in_its_tests(git, tmp_path):
     assert reverted.note == f"commit {name[:12]} was undone: f: absolute value"
 
 
-def test_a_commit_that_later_ones_changed_is_no_candidate(git, tmp_path):
+def test_a_commit_that_later_ones_changed_is_not_a_candidate(git, tmp_path):
     git({"p/a.py": NEW, "tests/test_a.py": "2\n"}, "f: absolute value")
     git({"p/a.py": NEW.replace("abs(x)", "abs(x) + 1")}, "f: one more")
     assert list(revert_commits(tmp_path)) == []
 
 
 @pytest.mark.parametrize("files", [{"p/a.py": NEW}, {"tests/test_a.py": "2\n"}, {"p/a.py": NEW, "CHANGES": "x\n"}])
-def test_a_commit_without_code_or_without_tests_is_no_candidate(git, tmp_path, files):
+def test_a_commit_without_code_or_without_tests_is_not_a_candidate(git, tmp_path, files):
     git(files, "Half")
     assert list(revert_commits(tmp_path)) == []
 

@@ -39,10 +39,10 @@ def test_the_body_is_replaced(before, after):
 @pytest.mark.parametrize(
     "body", ["pass", "...", "'words'", "raise NotImplementedError('later')", "raise NotImplementedError"]
 )
-def test_a_function_that_does_nothing_is_no_candidate(body):
+def test_a_function_that_does_nothing_is_not_a_candidate(body):
     (entity,) = parse_entities(SourceFile("a.py", f"def f():\n    {body}\n"))
     assert stub(entity) is None
 
 
-def test_a_class_is_no_candidate():
+def test_a_class_is_not_a_candidate():
     assert stub(parse_entities(SourceFile("a.py", "class C:\n    x = 1\n"))[0]) is None
