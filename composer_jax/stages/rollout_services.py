@@ -60,14 +60,16 @@ class RolloutServices:
         """Returns the mesh of the run, or one on the devices that the sampler has to itself.
 
         Raises:
-          UserError: the mesh of the run needs these devices.
-          NotImplementedError: there are several processes.
+          UserError: the mesh of the run needs these devices, or there are several processes.
         """
         mesh, count = self.model.mesh, self.config.rl.rollout_devices
         if not count:
             return mesh
         if process_count() > 1:
-            raise NotImplementedError("rl.rollout_devices needs a single process; use 0 on several hosts.")
+            raise UserError(
+                f"rl.rollout_devices={count} needs a single process, and this run has {process_count()}; use "
+                "rl.rollout_devices=0, which shares the devices of the learner."
+            )
         devices = jax.devices()
         if count + mesh.size > len(devices):
             raise UserError(

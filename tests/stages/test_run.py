@@ -13,6 +13,7 @@ import pytest
 from composer_jax.demo.generate import generate
 from composer_jax.errors import UserError
 from composer_jax.parallel import processes
+from composer_jax.stages import rollout_services
 from composer_jax.stages.pipeline import pipeline
 from composer_jax.stages.run import Run
 from composer_jax.tasks.harbor import write_task
@@ -138,6 +139,13 @@ def test_a_run_goes_on_with_the_tasks_that_it_began_with_only(new_run, tmp_path)
     shutil.rmtree(tmp_path / "tasks")
     del run.services.tasks
     assert run.services.tasks.train == {}  # tasks.train is not read once RL is done
+
+
+def test_devices_of_the_samplers_own_are_refused_in_several_processes(new_run, monkeypatch):
+    run = new_run(mesh={"replica": 1, "data": 1}, rl={"rollout_devices": 1})
+    monkeypatch.setattr(rollout_services, "process_count", lambda: 2)
+    with pytest.raises(UserError, match="rl.rollout_devices=1 needs a single process, and this run has 2; use"):
+        _ = run.services.sampler
 
 
 def test_the_pipeline_is_refused_in_several_processes(monkeypatch):
