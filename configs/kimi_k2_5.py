@@ -51,7 +51,7 @@ def run(length: str) -> cfg.RunConfig:
         sampler=cfg.SamplerConfig(
             slots=1024 if short else 384,
             max_model_len=tokens,
-            # A prefill call copies the whole contexts of its rows: 5 GiB a row of 32k.
+            # A longer prompt takes several calls; the other rows decode between them.
             prefill_shapes=((4, 128), (1, 1024)) if short else ((1, 512),),
             # A replica is 128 chips with three experts each: no weight is gathered during decoding.
             mesh=cfg.MeshConfig(expert=16, tensor=8),

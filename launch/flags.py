@@ -166,7 +166,7 @@ def _define_run(values: absl_flags.FlagValues) -> Sequence[str]:
 
 
 def _with(define: Define, options: Callable[[absl_flags.FlagValues], object] | None) -> Define:
-    """`define`, and flags that nobody has to give."""
+    """Returns `define` with optional flags added."""
 
     def both(values: absl_flags.FlagValues) -> Sequence[str]:
         required = define(values)

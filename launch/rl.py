@@ -1,6 +1,8 @@
-"""Runs reinforcement learning (GRPO) with tools and self-summarization. Needs launch.sft in the same workdir.
+"""Runs reinforcement learning (GRPO) with tools and self-summarization.
 
-Episodes play in this process, or on workers of other machines (docs/workers.md):
+It starts from the weights of the stage before it in config.stages, which must be done in the same workdir, or from
+config.base where there is none. Episodes play in the processes of the run, or on workers of other machines
+(docs/workers.md):
 
     python -m launch.rl --config=CONFIG --workdir=DIR --listen=10.0.0.5:7411 --token_file=token
     python -m launch.rl --config=CONFIG --workdir=DIR --cluster=auto
@@ -43,7 +45,7 @@ def main(config, workdir, values):
         from composer_jax.parallel.processes import is_first_process
 
         # Before anything is compiled, so that a cluster that does not answer is noticed within seconds.
-        # Only process 0 plays episodes.
+        # Only process 0 gives out episodes; the other processes play for it if it has no workers (play_share).
         options = worker_options(values, stack) if is_first_process() else None
         from composer_jax.stages.run import Run
         from composer_jax.stages.train_rl import train_rl

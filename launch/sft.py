@@ -1,4 +1,8 @@
-"""Runs supervised fine-tuning on the conversations of the config. Needs launch.pretrain in the same workdir."""
+"""Runs supervised fine-tuning on the conversations of the config.
+
+It starts from the weights of the stage before it in config.stages, which must be done in the same workdir, or from
+config.base where there is none.
+"""
 
 from launch import flags
 

@@ -4,7 +4,7 @@
 
 Each task is a file of a git repository. The prompt has its version before the newest --diffs changes, and those changes
 as unified diffs; the model continues it, greedily, with the last version. No chat format is used, so that base models
-and trained ones are asked alike. Needs `pip install "composer_jax[evals]"`.
+and trained ones get the same prompt. Needs `pip install "composer_jax[evals]"`.
 
 The last line printed is JSON. The mean edit distance to the true file, in characters and normalised by the longer text
 (from 0, equal, to 1), stands beside that of a control that copies the first version. Files that are too long for the

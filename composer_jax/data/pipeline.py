@@ -27,7 +27,7 @@ class BatchStream:
     with exactly the next batch. `dropped` counts documents that were longer than a row. After a batch with rows of a
     disk, the next one is made in the background; rows in memory would only compete for the interpreter lock.
 
-    Several processes make streams that differ in `read_rows` only. Their batches are equal but for the token ids of
+    Several processes make streams that differ in `read_rows` only. Their batches are equal except for the token ids of
     rows that a process does not read, and so are their positions, so a position resumes on any number of processes.
     """
 

@@ -14,7 +14,7 @@ class PinnedPolicy:
     def __init__(self, policy: TrainablePolicy, version: int, temperature: float) -> None:
         """
         Args:
-          policy: serves already, and nobody installs other weights.
+          policy: serves already; its weights must not change meanwhile.
           version: of its weights.
           temperature: of everything that is sampled, whatever an episode asks for: workers that play for training ask
             for the temperature of training.

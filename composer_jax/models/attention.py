@@ -40,7 +40,7 @@ class Attention(Protocol):
 
     @classmethod
     def check_config(cls, config: ModelConfig) -> None:
-        """Raises a UserError where a field of the config has a value that this kind has no use for."""
+        """Raises a UserError if a field of the config is set that this kind does not use."""
         ...
 
     @classmethod

@@ -18,8 +18,8 @@ def attention_kind(config: ModelConfig) -> type[Attention]:
     """Returns the class that config.attention names.
 
     Raises:
-      UserError: the name is neither in ATTENTION_KINDS nor an import path that resolves, or a field of the config has a
-        value that the kind has no use for.
+      UserError: the name is neither in ATTENTION_KINDS nor an import path that resolves, or a field of the config is
+        set that the kind does not use.
     """
     kind = resolve(attention_name(config), ATTENTION_KINDS, "config.model.attention")
     kind.check_config(config)

@@ -44,8 +44,8 @@ class ModelConfig:
     2412.19437, section 4.2; Kimi K2 report) or switch a part off. Sizes of published networks are in presets.py.
 
     Raises:
-      UserError: a value is out of range or contradicts another; the sentence names field, value and way out. Which
-        fields an attention kind has no use for is the kind's to say (models/attention_kinds.py: attention_kind).
+      UserError: a value is out of range or contradicts another; the sentence names field, value and way out. Each
+        attention kind refuses the fields that it does not use (models/attention_kinds.py: attention_kind).
     """
 
     vocab_size: int
@@ -101,7 +101,7 @@ class ModelConfig:
     sliding_window: int | None = None
     """Tokens that a layer with a window attends to, the current one included (gpt-oss: 128); None: no window."""
     full_attention_every: int = 1
-    """The last of every so many layers attends to everything, the others have the window (gpt-oss: 2)."""
+    """n: layers n, 2n, ... (counted from 1) attend to the whole context, the others have the window (gpt-oss: 2)."""
     attention_scale: float = 1.0
     """Factor on the 1/sqrt(K+P) of the attention logits. Ours, for small models; 1 in every published network."""
     rope_theta: float = 10_000.0

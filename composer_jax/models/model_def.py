@@ -1,7 +1,7 @@
 """ModelDef and Params: the network as a static description plus a nested dict of arrays.
 
 Trainer, optimizer, checkpoint, sampler and weight sync use only these two. `ModelDef.bind` puts the arrays back into
-the NNX modules inside a traced function; NNX has no part in running a compiled program.
+the NNX modules inside a traced function; a compiled program runs without NNX.
 """
 
 import dataclasses

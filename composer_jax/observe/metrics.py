@@ -118,7 +118,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Returns the rows of a metrics file in order without an incomplete last line; [] if there is no such file.
 
     Raises:
-      UserError: a line before the last one is not a row; a kill cannot cause that.
+      UserError: a line before the last one is not a metrics row. A kill damages only the last line.
     """
     path = Path(path)
     if not path.exists():

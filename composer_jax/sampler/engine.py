@@ -44,8 +44,8 @@ PauseMode = Literal["keep", "wait", "abort"]
 class Sampler:
     """A Policy (sampler/policy.py) on the devices of a mesh: continuous batching over a paged cache of prefixes.
 
-    Open and use sessions inside `async with sampler.serving():`. On a mesh over all processes, each makes, updates and
-    warms up the sampler alike; then process 0 serves, and the others call `follow`.
+    Open and use sessions inside `async with sampler.serving():`. On a mesh over several processes, each
+    of them makes, updates and warms up the sampler; then process 0 serves, and the others call `follow`.
     """
 
     def __init__(

@@ -149,7 +149,7 @@ class TrainablePolicy(Policy, Protocol):
     async def pause(self, *, will_resume: bool) -> None:
         """Stops computing until `resume`; returns when the devices are idle.
 
-        will_resume: True if the caller resumes as soon as it has used the devices, so that nobody need be warned.
+        will_resume: True if the caller resumes as soon as it has used the devices, so no stall is logged.
         """
         ...
 

@@ -75,7 +75,7 @@ class PrefixTree:
         return longest
 
     def hold(self, node: PrefixNode, n_skipped: int = 0) -> None:
-        """Keeps the pages of a prefix, but for the first `n_skipped`, until they are released."""
+        """Holds the pages of a prefix, except the first `n_skipped`, until `release`."""
         for kept in node.path()[n_skipped:]:
             self._hold_page(kept)
 

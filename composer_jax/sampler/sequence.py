@@ -49,7 +49,7 @@ class Limits:
         return -(-n_tokens // self.page_size)
 
     def n_skipped(self, computed: int) -> int:
-        """Returns how many leading pages of a context with `computed` cached tokens no later token attends to."""
+        """Returns the number of leading pages that no later token attends to, after `computed` cached tokens."""
         return n_skipped_pages(computed, self.page_size, self.window)
 
     def most_pages(self, n_tokens: int) -> int:

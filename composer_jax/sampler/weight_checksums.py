@@ -69,7 +69,7 @@ def checked_weights(definition: ModelDef) -> tuple[str, ...]:
 class ChecksumProgram:
     """Makes the checksums of the weights of a sampler, and of those of a learner after the sampler's cast.
 
-    Each of the two compiles one program for each layout of the weights. Every process of a mesh calls them alike.
+    Each of the two compiles one program for each layout of the weights. Every process of a mesh must call them.
     """
 
     def __init__(self, definition: ModelDef) -> None:

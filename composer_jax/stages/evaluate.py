@@ -84,7 +84,7 @@ def suites(run: Run, which: str) -> dict[str, Suite]:
 
 
 def evaluate(run: Run, which: str) -> None:
-    """Measures all suites and leaves episodes/WHICH.jsonl. Several processes call it alike, and all of them play.
+    """Measures all suites and leaves episodes/WHICH.jsonl. Every process must call it; all of them play.
 
     Args:
       which: "base" (the untouched base), "before" (the policy that RL starts from), "greedy" (its most probable tokens)

@@ -28,7 +28,7 @@ def generate(
 ) -> Iterator[str]:
     """Yields the text that follows a prompt, or with `chat` the answer to it, as it is sampled.
 
-    Several processes call it alike; it yields the text in process 0 and nothing in the others.
+    Every process of a run must call it. It yields the text in process 0 and nothing in the others.
 
     Args:
       address: of weights (checkpoint/address.py).

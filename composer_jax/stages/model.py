@@ -49,8 +49,8 @@ class Model:
     `generate` and `chat` block and work in a notebook. Sessions (`async with model.serving(): await model.open(seed)`)
     are for code that is asynchronous itself. The sampler is made and compiled when it is first needed.
 
-    Several processes call `generate` and `chat` alike, on a mesh of all devices: process 0 gets the text, and the
-    others compute with it and get an empty one.
+    On a mesh over several processes, every process must make the same calls of `generate` and `chat`. Process 0 gets
+    the text, and the others an empty one.
     """
 
     def __init__(

@@ -64,8 +64,8 @@ class ServeOptions:
 def serve(address: str, options: ServeOptions) -> None:
     """Serves until SIGINT or SIGTERM, then ends the requests that run.
 
-    Several processes call it alike; process 0 has the port, and the others compute with it. They cannot load other
-    weights.
+    Every process of a run must call it. Process 0 has the port, and the others compute with it. A server of several
+    processes cannot load other weights.
 
     Raises:
       UserError: no such weights, a port in use, or a package that is missing; before any weight is read.

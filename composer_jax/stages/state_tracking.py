@@ -51,7 +51,7 @@ def track_state(
 ) -> dict[str, Any]:
     """Measures how well a model rebuilds files from their diffs; prints one JSON line and returns its content.
 
-    Several processes call it alike, and each reads the repository; process 0 writes and prints.
+    Every process of a run must call it. Each reads the repository; process 0 writes and prints.
 
     Args:
       address: of weights (checkpoint/address.py).

@@ -12,8 +12,8 @@ from composer_jax.train.learner import TrainState
 class SuitesBetweenSteps:
     """A StepEvaluation (train/loop.py): training waits while the suites play in all slots of the run's sampler.
 
-    The sampler's copy of the weights and its cache are on the devices while suites play, and free between them. All
-    processes make one and call it alike.
+    The sampler's copy of the weights and its cache are on the devices while suites play, and free between them. Every
+    process must make one and call it at the same steps.
     """
 
     def __init__(self, run: Run, stage: str, periodic: PeriodicEvaluation) -> None:

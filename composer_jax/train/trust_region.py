@@ -30,19 +30,19 @@ TrustRegion = Callable[[jax.Array, jax.Array, Bounds], jax.Array]
 
 
 def clip(ratio: jax.Array, advantage: jax.Array, bounds: Bounds) -> jax.Array:
-    """PPO's clip (arXiv 1707.06347, equation 7): a token that has moved far in the direction of its advantage rests.
+    """PPO's clip (arXiv 1707.06347, equation 7): weight 0 for a token that moved far in its advantage's direction.
 
-    A token that moved against its advantage goes on with its ratio, so that it can come back. That ratio has no bound
-    where the advantage is negative: one token of ratio 1000 would outweigh a thousand others. So such a token rests
-    above `bounds.dual` (dual clip, arXiv 1912.09729, equation 5). These are the gradients of
+    A token that moved against its advantage keeps its ratio as weight, so that it can come back. That ratio has no
+    bound where the advantage is negative: one token of ratio 1000 would outweigh a thousand others. So such a token
+    gets weight 0 above `bounds.dual` (dual clip, arXiv 1912.09729, equation 5). These are the gradients of
     min(r A, clip(r, lower, upper) A), and of max(that, dual A) for A < 0.
     """
-    rests_if_negative = (ratio < bounds.lower) | (ratio > bounds.dual)
-    return jnp.where(jnp.where(advantage > 0, ratio > bounds.upper, rests_if_negative), 0, ratio)
+    is_zero_if_negative = (ratio < bounds.lower) | (ratio > bounds.dual)
+    return jnp.where(jnp.where(advantage > 0, ratio > bounds.upper, is_zero_if_negative), 0, ratio)
 
 
 def mask(ratio: jax.Array, advantage: jax.Array, bounds: Bounds) -> jax.Array:
-    """A token outside the bounds rests, whatever the sign of its advantage.
+    """A token outside the bounds gets weight 0, whatever the sign of its advantage.
 
     GLM-5, IcePop and Kimi K2.5 are this function with different widths (PUBLISHED_REGIONS, log_ratio_widths).
     """

@@ -50,7 +50,7 @@ class ControlText:
         return [self.guard(item, mark) for item in value] if isinstance(value, list) else value
 
     def guard_said(self, content: str, mark: str) -> str:
-        """Returns the content of a model's own message, guarded but for THINKING, which a model may write."""
+        """Returns the content of a model's own message, guarded except for THINKING, which a model may write."""
         ends = self._at_the_ends(content, mark)
         return ends + _cut(content, mark, self._begins_in_said) + ends
 

@@ -22,7 +22,7 @@ from composer_jax.data.tokenizer import encodable
 from composer_jax.errors import UserError
 
 _SECTION = re.compile(rb"^diff --git ", re.MULTILINE)
-_INDEX_LINE = re.compile(rb"^index [0-9a-f]+\.\.[0-9a-f]+.*\n", re.MULTILINE)  # names content that nobody can see
+_INDEX_LINE = re.compile(rb"^index [0-9a-f]+\.\.[0-9a-f]+.*\n", re.MULTILINE)  # names blobs that the diff does not show
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,9 @@ _FRACTIONS = ("lost_fraction", "hung_fraction", "equal_groups", "patch_fraction"
 
 @dataclasses.dataclass(frozen=True)
 class Assumptions:
-    """Episodes, sandboxes, faults and the way of the weights.
+    """Numbers that a simulation assumes about episodes, sandboxes, faults and the transfer of weights.
 
-    "Measured here" refers to docs/performance.md, "published" to the source named, "assumed" to nobody.
+    "Measured here" refers to docs/performance.md and "published" to the source named; "assumed" has no source.
 
     Raises:
       UserError: a number out of range; the message names the field.
