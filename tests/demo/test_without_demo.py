@@ -19,9 +19,13 @@ plain_files = {  # scripts that import files beside them, on machines without th
     "composer_jax.tasks.harbor.verify_cases",
     "composer_jax.tasks.harbor.verify_suite",
 }
+optional_packages = {  # each needs the package of an extra
+    "composer_jax.observe.tensorboard",
+    "composer_jax.observe.weights_and_biases",
+}
 names = {module.name for module in pkgutil.walk_packages(composer_jax.__path__, "composer_jax.")}
 assert not [name for name in names if name.startswith("composer_jax.demo")]
-for name in sorted(names - plain_files):
+for name in sorted(names - plain_files - optional_packages):
     importlib.import_module(name)
 for config in (kimi_k2_5, moonlight):
     run_config(config.get_config())

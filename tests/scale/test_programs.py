@@ -221,7 +221,7 @@ def test_a_sampler_with_8_bit_weights_keeps_and_gathers_half_the_bytes_of_bfloat
         ("sft", dict(sft__seq_len=10_000), "sft.seq_len=10000 is longer than the context of 8192 tokens"),
         (
             "evaluate",
-            dict(sampler__capacity=10_000, rl__batches=((16_384, 8),)),
+            dict(sampler__max_model_len=10_000, rl__batches=((16_384, 8),)),
             "sampler.max_model_len=10000 is not between 2",
         ),
         ("pretrain", dict(model__d_model=130), "130 embed do not divide over mesh axis data=4"),

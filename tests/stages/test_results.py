@@ -15,7 +15,7 @@ from configs.tiny import get_config
 from tests.stages.contract import assert_contract
 
 SUITES: dict[str, dict[str, Any]] = {
-    name: {"pass_at_1": p, "pass_at_k": p + 0.1, "tokens_per_summary": 10 * p}
+    name: {"pass_at_1": p, "pass_at_k": p + 0.1, "tokens_per_summary": 10 * p, "solved": {f"{name}-1": p}}
     for name, p in {
         "two_bugs": 0.5,
         "unseen": 0.4,
@@ -24,7 +24,7 @@ SUITES: dict[str, dict[str, Any]] = {
         "chain_long": 0.2,
     }.items()
 }
-SUITES["two_bugs"] |= {"solved": {"two_bugs-1": 0.5}, "failed_tokens": {"two_bugs-1": 80.0}}
+SUITES["two_bugs"]["failed_tokens"] = {"two_bugs-1": 80.0}
 SUITES["chain"]["compaction_error"] = 0.5
 SUITES["chain_long"]["compaction_error"] = 0.6
 EVALUATION = {
