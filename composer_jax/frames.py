@@ -23,7 +23,7 @@ _CHUNK = 1 << 20
 
 
 class FrameError(Exception):
-    """The other end sent what is no frame, or a frame that is too large."""
+    """The other end sent bytes that are not a frame, or a frame that is too large."""
 
 
 def encode_frame(header: dict[str, Any], arrays: Sequence[np.ndarray] = ()) -> bytes:
@@ -47,7 +47,7 @@ async def read_frame(
       on_bytes: called as parts of the frame arrive.
 
     Raises:
-      FrameError: what arrives is no frame, or a larger one.
+      FrameError: the bytes are not a frame, or the frame is larger.
       asyncio.IncompleteReadError, OSError: the connection is closed or broken.
     """
     n_text, n_content = PREFIX.unpack(await _read(reader, PREFIX.size, on_bytes))

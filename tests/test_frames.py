@@ -1,4 +1,4 @@
-"""Frames arrive as they were sent; what is no frame is refused before it is read."""
+"""Frames arrive as they were sent; bytes that are not a frame are refused before they are read."""
 
 import asyncio
 import json

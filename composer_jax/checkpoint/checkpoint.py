@@ -42,7 +42,7 @@ class Checkpoint(abc.ABC):
 
     @functools.cached_property
     def config(self) -> ModelConfig:
-        """The network of the weights. Raises UserError if it is not described, or is none that can be read."""
+        """The network of the weights. Raises UserError if it is not described, or cannot be read."""
         return self._read_config()
 
     @functools.cached_property

@@ -320,7 +320,7 @@ class _ChainFiles:
         try:
             self._system, self._root = fsspec.core.url_to_fs(self.url)
         except (ImportError, ValueError) as error:
-            raise UserError(f"{self.url} is no folder that can be read: {error}.") from error
+            raise UserError(f"{self.url} is not a readable folder: {error}.") from error
         self._is_local = "file" in self._system.protocol
 
     def manifests(self) -> dict[int, Any]:

@@ -27,7 +27,7 @@ _HEADER = struct.Struct("<QQ")  # changed elements and long gaps
 
 
 class BadPatch(ValueError):
-    """The bytes are no patch of this array."""
+    """The bytes are not a patch of this array."""
 
 
 class ElementChanges(NamedTuple):

@@ -89,7 +89,7 @@ class TableRow:
     values: tuple[str, ...]
     """One for each column of the table."""
     change: str
-    """"" where there are no two numbers to compare."""
+    """How far the last number is from the one before; empty where one of them is missing."""
     verdict: str = ""
     """One of VERDICTS; "" for a measure without an interval."""
 

@@ -207,5 +207,5 @@ def test_folders_and_intervals_that_mean_nothing(tmp_path):
         WeightPublisher(str(tmp_path), anchor_every=0)
     with pytest.raises(UserError, match="no version of the weights, not any"):
         WeightReceiver(str(tmp_path)).receive()
-    with pytest.raises(UserError, match="is no folder that can be read"):
+    with pytest.raises(UserError, match="is not a readable folder"):
         WeightReceiver("nosuch://x")

@@ -1,4 +1,4 @@
-"""A patch gives the bits of the later array; bytes that are no patch of it are refused."""
+"""A patch gives the bits of the later array; other bytes are refused."""
 
 import jax.numpy as jnp
 import numpy as np

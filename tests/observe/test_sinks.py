@@ -11,7 +11,7 @@ from configs.tiny import get_config
 
 
 class Calls:
-    """A sink that notes what it is told."""
+    """A sink that records every call."""
 
     def __init__(self, workdir, stage, config):
         self.stage, self.seed, self.calls = stage, config["seed"], []

@@ -6,7 +6,7 @@ from composer_jax.errors import UserError
 
 
 def checked_value(key: str, value: Any, like: bool | int | float, *, optional: bool = False) -> Any:
-    """Returns the value if it has the type of `like` and is no negative integer. None passes if it is optional.
+    """Returns the value if it has the type of `like` and is not a negative integer. None passes if it is optional.
 
     Raises:
       UserError: another type, or a negative integer; the sentence names key and value.

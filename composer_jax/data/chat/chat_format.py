@@ -147,7 +147,7 @@ def end_tokens(end: int, tok: ModelTokenizer) -> tuple[int, ...]:
 
 
 def rendered_calls(message: AssistantMessage) -> list[ToolCall]:
-    """Returns the calls of a message to render. Raises ValueError if one of them is MalformedToolCall."""
+    """Returns the calls of a message to render. Raises ValueError if one of them is malformed."""
     calls: list[ToolCall] = []
     for call in message.calls:
         if isinstance(call, MalformedToolCall):

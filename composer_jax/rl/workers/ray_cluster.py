@@ -140,7 +140,9 @@ def _require_listener(address: str) -> None:
     """Raises UserError unless something accepts connections at HOST:PORT."""
     host, port = split_host_port(address) or ("", 0)
     if not host:
-        raise UserError(f"--cluster={address} is no address of a Ray cluster; use auto or HOST:PORT of its head node.")
+        raise UserError(
+            f"--cluster={address} is not the address of a Ray cluster; use auto or HOST:PORT of its head node."
+        )
     try:
         socket.create_connection((host, port), CONNECT_S).close()
     except OSError as error:

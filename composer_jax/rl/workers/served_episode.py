@@ -25,7 +25,7 @@ class ServedEpisode:
     """The sessions of one episode. `close` ends them all, whatever the worker does.
 
     Attributes:
-      failure: a future of the exception with which the policy failed. It is no failure of the episode or the worker.
+      failure: a future of the exception with which the policy failed. It is not a failure of the episode or the worker.
     """
 
     def __init__(self, policy: Policy):

@@ -95,7 +95,7 @@ async def _join(options: WorkerOptions) -> tuple[asyncio.StreamReader, asyncio.S
             reader, writer = await asyncio.open_connection(options.host, options.port)
             return reader, writer, await join_trainer(reader, writer, options.token, description)
         except HandshakeError as error:
-            raise UserError(f"{address} is no trainer for this worker: {error}.") from error
+            raise UserError(f"{address} is not a trainer for this worker: {error}.") from error
         except (OSError, FrameError, TimeoutError, asyncio.IncompleteReadError) as error:
             if writer is not None:
                 writer.close()

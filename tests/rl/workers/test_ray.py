@@ -32,7 +32,9 @@ def test_without_ray_a_sentence_names_the_extra():
 
 @pytest.mark.parametrize("address", ["nonsense", "ray://127.0.0.1:10001", ":6379", "host:port"])
 def test_an_address_that_is_none(address):
-    with pytest.raises(UserError, match=f"--cluster={address} is no address of a Ray cluster; use auto or HOST:PORT"):
+    with pytest.raises(
+        UserError, match=f"--cluster={address} is not the address of a Ray cluster; use auto or HOST:PORT"
+    ):
         ray_cluster._require_listener(address)
 
 
