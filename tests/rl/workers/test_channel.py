@@ -227,7 +227,8 @@ def test_a_trainer_of_another_version():
     async def main():
         async with connection() as (near, far):
             far[1].write(encode_frame({"protocol": 0, "challenge": "c"}))
-            with pytest.raises(HandshakeError, match=f"version 0 and this one {handshake.PROTOCOL}; install the same version"):
+            versions = f"version 0 and this one {handshake.PROTOCOL}; install the same version"
+            with pytest.raises(HandshakeError, match=versions):
                 await join_trainer(*near, TOKEN, {})
 
     asyncio.run(main())
