@@ -158,7 +158,7 @@ def test_the_gguf_file_has_the_network_and_its_weights(tmp_path):
 
     described = json.loads((tmp_path / "hf" / "config.json").read_text())
     (tmp_path / "hf" / "config.json").write_text(json.dumps(described | {"model_type": "qwen3"}))
-    with pytest.raises(ValueError, match="no plain Llama network"):
+    with pytest.raises(ValueError, match="not a plain Llama network"):
         write_gguf(tmp_path / "hf", tmp_path / "other.gguf")
 
 
