@@ -28,7 +28,9 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
-from composer_jax.agent.episode import Episode, EpisodeLimits
+from composer_jax.agent.episode import Episode
+from composer_jax.agent.episode_context import EpisodeContext, EpisodeLimits, EpisodeSettings
+from composer_jax.agent.episode_spec import EpisodeSpec
 from composer_jax.agent.summary import Compaction
 from composer_jax.data.chat.chat_format import ChatFormat
 from composer_jax.data.chat.compact import CompactFormat
@@ -36,7 +38,7 @@ from composer_jax.data.chat.messages import ToolCall
 from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.data.tokenizer import Tokenizer
 from composer_jax.observe.progress import Progress
-from composer_jax.rl.rollout import EpisodeSpec, RolloutContext, roll_out
+from composer_jax.rl.rollout import roll_out
 from composer_jax.sampler.policy import Sample
 from composer_jax.sandbox import LocalSandboxPool
 from composer_jax.tasks.grader import Case, CaseGrader
@@ -173,7 +175,7 @@ async def measure(episodes: int, crashes_per_episode: float, folder: Path) -> di
 
             crashing = asyncio.create_task(crash_sandboxes())
             limits = EpisodeLimits(max_turns=len(SCRIPT) + 1, max_turn_tokens=2000, max_episode_tokens=100_000)
-            context = RolloutContext(chat, pool, limits, ResultCache())
+            context = EpisodeContext(chat, pool, EpisodeSettings(limits), ResultCache())
             try:
                 await roll_out(jobs, ScriptedPolicy(chat, AT_ONCE), context, done)
             finally:

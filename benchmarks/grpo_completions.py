@@ -18,6 +18,8 @@ import numpy as np
 from benchmarks import conversations
 from benchmarks.peers.completions import ENDS, GROUP, MAX_TOKENS, PROMPT_TOKENS, PROMPTS, figures, prompt, reward
 from composer_jax.agent.episode import Episode
+from composer_jax.agent.episode_context import EpisodeContext
+from composer_jax.agent.episode_spec import EpisodeSpec
 from composer_jax.agent.summary import Compaction
 from composer_jax.agent.transcript import Transcript
 from composer_jax.data.chat.sampling_params import SamplingParams
@@ -29,12 +31,10 @@ from composer_jax.rl.learning_step import CompletedStep, Cursor
 from composer_jax.rl.ledger import RolloutLedger
 from composer_jax.rl.orchestrator import Orchestrator
 from composer_jax.rl.policy_update import PolicyUpdate
-from composer_jax.rl.rollout import EpisodeSpec, RolloutContext
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.engine import Sampler
 from composer_jax.sampler.policy import Policy
 from composer_jax.tasks.grader import Case, CaseGrader
-from composer_jax.tasks.result_cache import ResultCache
 from composer_jax.tasks.task import Task
 from composer_jax.train.learner import Learner
 from composer_jax.train.losses import make_loss
@@ -112,7 +112,7 @@ def run(steps: int, folder: Path) -> list[float]:
             Prompts(),  # pyright: ignore[reportArgumentType]: what the orchestrator calls of a GroupSource
             PolicyUpdate(config, learner),
             sampler,
-            RolloutContext(None, None, None, ResultCache()),  # pyright: ignore[reportArgumentType]: no sandboxes
+            EpisodeContext(None, None),  # pyright: ignore[reportArgumentType]: no sandboxes
             ledger,
             state=state,
             cursor=Cursor(),

@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from composer_jax.agent.episode import Episode, EpisodeLimits, run_episode
+from composer_jax.agent.episode import Episode, run_episode
+from composer_jax.agent.episode_context import EpisodeContext, EpisodeLimits, EpisodeSettings
+from composer_jax.agent.episode_spec import EpisodeSpec
 from composer_jax.data.chat.chat_format import ChatFormat
 from composer_jax.data.chat.compact import CompactFormat
 from composer_jax.data.chat.messages import MalformedToolCall, ToolCall
@@ -113,21 +115,22 @@ class HabitTraces:
         stream = hash_seed("sft", context.seed, "habit")
         tasks = [ShortChain().generate("train", stream, index) for index in range(self.count)]
         compaction = context.agent.compaction("none", "agent.compactions")
-        limits = EpisodeLimits(MAX_TURNS, 10_000, 10_000)
+        settings = EpisodeSettings(EpisodeLimits(MAX_TURNS, 10_000, 10_000))
         slots = asyncio.Semaphore(concurrency)
 
-        async def play_one(task: Task, pool: LocalSandboxPool) -> Episode:
+        async def play_one(task: Task, with_pool: EpisodeContext) -> Episode:
             rng = seeded_random("habit", context.seed, task.id)
             expert = ExpertSession(task, self.chat.tokenizer, rng, max_model_len=1 << 20)
             session = HabitSession(expert, self.chat, self.rate, rng)
             async with slots:
-                episode = await run_episode(task, session, pool, self.chat, compaction=compaction, limits=limits)
+                episode = await run_episode(EpisodeSpec(task, 0, compaction), session, with_pool)
             progress.update(1)
             return episode
 
         async def play_all() -> list[Episode]:
             async with LocalSandboxPool(size=concurrency) as pool, asyncio.TaskGroup() as group:
-                running = [group.create_task(play_one(task, pool)) for task in tasks]
+                with_pool = EpisodeContext(self.chat, pool, settings)
+                running = [group.create_task(play_one(task, with_pool)) for task in tasks]
             return [task.result() for task in running]
 
         with EventLoop() as loop, Progress(len(tasks), "trace", "expert traces") as progress:

@@ -27,14 +27,14 @@ _PUBLIC = {
     "read_episodes": "composer_jax.observe.episodes",
     "read_metrics": "composer_jax.observe.metrics",
     "report": "composer_jax.stages.report",
-    "run_episode": "composer_jax.stages.play",
+    "run_attempt": "composer_jax.stages.play",
     "run_group": "composer_jax.stages.play",
     "save_hf": "composer_jax.checkpoint.huggingface",
     "sft": "composer_jax.stages.sft",
     "train_rl": "composer_jax.stages.train_rl",
 }
 """Public name -> the module that has it."""
-_RENAMED = {"reinforce": "train_rl"}
+_RENAMED = {"reinforce": "train_rl", "run_episode": "run_attempt"}
 
 __all__ = sorted(_PUBLIC)
 

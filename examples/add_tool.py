@@ -7,7 +7,9 @@ The episode is played by a script in place of a model, so the example needs no w
 import asyncio
 from collections.abc import Sequence
 
-from composer_jax.agent.episode import Episode, EpisodeLimits, run_episode
+from composer_jax.agent.episode import Episode, run_episode
+from composer_jax.agent.episode_context import EpisodeContext, EpisodeLimits, EpisodeSettings
+from composer_jax.agent.episode_spec import EpisodeSpec
 from composer_jax.agent.summary import Compaction
 from composer_jax.agent.tools import Tool, object_schema
 from composer_jax.agent.tools.schema import ToolError
@@ -71,9 +73,9 @@ class ScriptedSession:
 async def play() -> Episode:
     chat = CompactFormat(Tokenizer.train([TASK.instruction, *TASK.files.values()] * 20, 300))
     session = ScriptedSession([chat.render_assistant("", [call]) for call in CALLS])
-    limits = EpisodeLimits(max_turns=4, max_turn_tokens=500, max_episode_tokens=10_000)
+    settings = EpisodeSettings(EpisodeLimits(max_turns=4, max_turn_tokens=500, max_episode_tokens=10_000))
     async with LocalSandboxPool(size=1) as pool:
-        episode = await run_episode(TASK, session, pool, chat, compaction=Compaction(), limits=limits)
+        episode = await run_episode(EpisodeSpec(TASK, 0, Compaction()), session, EpisodeContext(chat, pool, settings))
     for node in episode.transcript.nodes_of_kind("tool"):
         print(chat.text(node.tokens.tolist()).strip())
     print(f"{episode.outcome}, reward {episode.reward}")

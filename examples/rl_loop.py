@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from composer_jax import Episode, Learner, ModelConfig, ModelDef, Sampler, Tokenizer, run_group
-from composer_jax.agent import EpisodeLimits
+from composer_jax.agent import EpisodeLimits, EpisodeSettings
 from composer_jax.data.chat.compact import CompactFormat
 from composer_jax.demo.bugfix import Bugfix
 from composer_jax.parallel.mesh import make_mesh
@@ -20,7 +20,7 @@ from composer_jax.train.losses import LossTermNormalisers, PolicyLossConfig, mak
 from composer_jax.train.optimizer import OptimizerConfig, make_optimizer
 
 STEPS, GROUP_SIZE, CONTEXT = 8, 16, 256
-LIMITS = EpisodeLimits(max_turns=1, max_turn_tokens=32)
+SETTINGS = EpisodeSettings(EpisodeLimits(max_turns=1, max_turn_tokens=32))
 NETWORK = dict(d_model=64, n_layers=2, n_heads=4, kv_lora_rank=32, qk_nope_dim=16, qk_rope_dim=8, v_head_dim=16)
 
 
@@ -45,7 +45,7 @@ def main(steps: int = STEPS) -> list[float]:
         # Sample: the episodes of a group differ in their seeds only. One without a reward was lost with its sandbox.
         sampler.update(state.params, state.router_bias, version=step)
         seeds = range(step * GROUP_SIZE, (step + 1) * GROUP_SIZE)
-        played = run_group(task, sampler, seeds, chat=chat, limits=LIMITS)
+        played = run_group(task, sampler, seeds, chat=chat, settings=SETTINGS)
         episodes = [episode for episode in played if episode.reward is not None]
         # Grade, and compare each episode with the mean of its group.
         rewards = [grade(episode) for episode in episodes]

@@ -8,7 +8,7 @@ import pytest
 import composer_jax
 
 NOTEBOOK = {
-    *("Task", "Episode", "Transcript", "run_episode", "Sampler", "Learner", "SandboxPool", "LocalSandboxPool"),
+    *("Task", "Episode", "Transcript", "run_attempt", "Sampler", "Learner", "SandboxPool", "LocalSandboxPool"),
     *("Run", "pretrain", "sft", "train_rl", "evaluate", "report", "pipeline", "load_hf", "load_model", "save_hf"),
     *("Model", "ModelConfig", "ModelDef", "Tokenizer", "UserError", "read_episodes", "read_metrics"),
 }
@@ -31,6 +31,8 @@ def test_an_unknown_name_is_refused_with_the_names_that_exist():
         getattr(composer_jax, "Runner")  # noqa: B009
     with pytest.raises(AttributeError, match="composer_jax.reinforce is now composer_jax.train_rl"):
         getattr(composer_jax, "reinforce")  # noqa: B009
+    with pytest.raises(AttributeError, match="composer_jax.run_episode is now composer_jax.run_attempt"):
+        getattr(composer_jax, "run_episode")  # noqa: B009
 
 
 def test_importing_the_package_loads_neither_jax_nor_its_own_modules():

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from composer_jax.agent.episode import EpisodeLimits
+from composer_jax.agent.episode_context import EpisodeLimits
 from composer_jax.agent.summary import Compaction
 from composer_jax.errors import UserError
 

@@ -11,7 +11,9 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 
-from composer_jax.agent.episode import Episode, EpisodeLimits, run_episode
+from composer_jax.agent.episode import Episode, run_episode
+from composer_jax.agent.episode_context import EpisodeContext, EpisodeLimits, EpisodeSettings
+from composer_jax.agent.episode_spec import EpisodeSpec
 from composer_jax.agent.summary import Compaction
 from composer_jax.data.chat import compact
 from composer_jax.data.chat.compact import CompactFormat
@@ -31,7 +33,6 @@ from composer_jax.errors import UserError
 from composer_jax.sampler.policy import Sample
 from composer_jax.sandbox import SandboxPool
 from composer_jax.seeds import seeded_random
-from composer_jax.tasks.result_cache import ResultCache
 from composer_jax.tasks.task import Task
 
 WITH_NOTES = (OneBug.FAMILY, TwoBugs.FAMILY, ThreeBugs.FAMILY)
@@ -142,7 +143,6 @@ async def make_traces(
     seed: int = 0,
     concurrency: int = 16,
     max_model_len: int = 1 << 20,
-    cache: ResultCache | None = None,
     on_done: Callable[[Episode], None] | None = None,
 ) -> list[Episode]:
     """Plays one expert episode per task, in the order of the tasks: a function of the arguments, not of the timing.
@@ -151,16 +151,13 @@ async def make_traces(
     concurrency: episodes in flight. max_model_len: tokens a context may hold.
     on_done: called with each episode as it ends, in no particular order.
     """
-    chat_format = CompactFormat(tok)
+    context = EpisodeContext(CompactFormat(tok), pool, EpisodeSettings(limits))
     slots = asyncio.Semaphore(concurrency)
 
     async def one(index: int, task: Task) -> Episode:
         async with slots:
             session = ExpertSession(task, tok, seeded_random("expert", seed, index, task.id), max_model_len)
-            compaction = compaction_for(task, index)
-            episode = await run_episode(
-                task, session, pool, chat_format, compaction=compaction, limits=limits, seed=seed, cache=cache
-            )
+            episode = await run_episode(EpisodeSpec(task, seed, compaction_for(task, index)), session, context)
         if on_done is not None:
             on_done(episode)
         return episode

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from composer_jax.agent.config import AgentConfig
-from composer_jax.agent.episode import Episode, EpisodeLimits
+from composer_jax.agent.episode import Episode
+from composer_jax.agent.episode_context import EpisodeLimits
 from composer_jax.agent.summary import Compaction
 from composer_jax.atomic_write import write_atomically
 from composer_jax.data.traces import Trace

@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 
 from composer_jax.agent.episode import Episode, run_episode
+from composer_jax.agent.episode_context import EpisodeContext, EpisodeSettings
+from composer_jax.agent.episode_spec import EpisodeSpec
 from composer_jax.atomic_write import open_atomically
 from composer_jax.data.chat.chat_format import ChatFormat
 from composer_jax.data.chat.messages import ToolCall
@@ -119,30 +121,24 @@ class RepositoryBugTraces:
         """Plays the expert on `count` tasks, in sandboxes, with a progress bar; returns tasks and their episodes."""
         agent, seed, family = self.context.agent, self.context.seed, RepositoryBugs()
         limits = dataclasses.replace(agent.limits, max_episode_tokens=1 << 20, max_turn_tokens=1 << 20, max_turns=100)
+        settings = EpisodeSettings(limits, self.system_prompt)
+        compaction = agent.compaction("none", "agent.compactions")
         tasks = [family.generate("train", hash_seed("sft", seed) % 2**31, i) for i in range(self.count)]
 
         async def play_all(progress: Progress) -> list[tuple[Task, Episode]]:
             slots = asyncio.Semaphore(agent.concurrency)
 
-            async def one(task: Task, pool: LocalSandboxPool) -> Episode:
+            async def one(task: Task, context: EpisodeContext) -> Episode:
                 async with slots:
                     turns = expert_turns(task, seeded_random("expert", seed, task.id))
-                    session = ScriptedSession(turns, self.context.chat, max_model_len=1 << 20)
-                    compaction = agent.compaction("none", "agent.compactions")
-                    episode = await run_episode(
-                        task,
-                        session,
-                        pool,
-                        self.context.chat,
-                        compaction=compaction,
-                        limits=limits,
-                        system_prompt=self.system_prompt,
-                    )
+                    session = ScriptedSession(turns, context.chat, max_model_len=1 << 20)
+                    episode = await run_episode(EpisodeSpec(task, 0, compaction), session, context)
                 progress.update(1)
                 return episode
 
             async with LocalSandboxPool(size=agent.concurrency) as pool, asyncio.TaskGroup() as group:
-                running = [group.create_task(one(task, pool)) for task in tasks]
+                context = EpisodeContext(self.context.chat, pool, settings)
+                running = [group.create_task(one(task, context)) for task in tasks]
             return [(task, episode.result()) for task, episode in zip(tasks, running, strict=True)]
 
         with EventLoop() as loop, Progress(self.count, "trace", "expert traces") as progress:

@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from composer_jax.agent.episode import Episode
+from composer_jax.agent.episode_context import EpisodeContext
+from composer_jax.agent.episode_spec import EpisodeSpec
 from composer_jax.agent.summary import Compaction
 from composer_jax.evals.interval import interval
 from composer_jax.evals.pass_at_k import pass_at_k
-from composer_jax.rl.rollout import EpisodeSpec, PlayEpisode, RolloutContext, require_graded, roll_out
+from composer_jax.rl.rollout import PlayEpisode, require_graded, roll_out
 from composer_jax.sampler.policy import Policy
 from composer_jax.seeds import hash_seed
 from composer_jax.tasks.task import Task
@@ -26,7 +28,7 @@ class Suite:
     compaction: Compaction
     seed: int = 0
     effort: str = ""
-    """Level of effort of all episodes (RolloutContext.effort); "" for none."""
+    """Level of effort of all episodes (EpisodeSettings.effort); "" for none."""
 
     def specs(self) -> list[EpisodeSpec]:
         """Returns the episodes; attempt i at a task has the same seed in every suite and for every policy."""
@@ -84,7 +86,7 @@ class SuiteResult:
 async def run_suite(
     suite: Suite,
     policy: Policy,
-    context: RolloutContext,
+    context: EpisodeContext,
     on_done: Callable[[Episode], None] | None = None,
     play_one: PlayEpisode | None = None,
 ) -> tuple[SuiteResult, list[Episode]]:

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Self
 
 from composer_jax.agent.episode import Episode
-from composer_jax.rl.rollout import EpisodeSpec
+from composer_jax.agent.episode_spec import EpisodeSpec
 
 
 class GroupPlayer:

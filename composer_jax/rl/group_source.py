@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from composer_jax.agent.config import AgentConfig
+from composer_jax.agent.effort import draw_effort
+from composer_jax.agent.episode_spec import EpisodeSpec
 from composer_jax.agent.summary import Compaction
 from composer_jax.errors import UserError
 from composer_jax.rl.config import RLConfig
 from composer_jax.rl.curriculum import FamilyResults, family_weights
-from composer_jax.rl.effort import draw_effort
 from composer_jax.rl.ladders import draw_rung
-from composer_jax.rl.rollout import EpisodeSpec
 from composer_jax.seeds import hash_seed
 from composer_jax.tasks.source import TaskSource
 from composer_jax.tasks.task import Task

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from composer_jax.agent.episode import Episode
+from composer_jax.agent.episode_context import EpisodeContext
 from composer_jax.errors import UserError
 from composer_jax.rl.config import RLConfig
 from composer_jax.rl.curriculum import FamilyResults
@@ -25,7 +26,7 @@ from composer_jax.rl.ledger import BatchRecord, RolloutLedger
 from composer_jax.rl.pinned_evaluation import Evaluate, PinnedEvaluation
 from composer_jax.rl.played_group import PlayedGroup
 from composer_jax.rl.policy_update import GroupLearner
-from composer_jax.rl.rollout import PlayEpisode, RolloutContext, play_episode, require_graded
+from composer_jax.rl.rollout import PlayEpisode, play_episode, require_graded
 from composer_jax.rl.step_clock import StepClock
 from composer_jax.rl.weight_check import WeightCheck
 from composer_jax.sampler.policy import TrainablePolicy
@@ -60,7 +61,7 @@ class Orchestrator:
         source: GroupSource,
         learner: GroupLearner,
         policy: TrainablePolicy,
-        context: RolloutContext,
+        context: EpisodeContext,
         ledger: RolloutLedger,
         *,
         state: TrainState,

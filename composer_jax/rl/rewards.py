@@ -8,9 +8,9 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+from composer_jax.agent.effort import EffortConfig
 from composer_jax.agent.episode import Episode
 from composer_jax.errors import UserError
-from composer_jax.rl.effort import EffortConfig
 from composer_jax.rl.penalties import BEHAVIORS, behaviors
 
 

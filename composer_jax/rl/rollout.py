@@ -9,58 +9,16 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 
 from absl import logging
 
-from composer_jax.agent.episode import Episode, EpisodeLimits, run_episode
-from composer_jax.agent.summary import Compaction
+from composer_jax.agent.episode import Episode, run_episode
+from composer_jax.agent.episode_context import EpisodeContext
+from composer_jax.agent.episode_spec import EpisodeSpec
 from composer_jax.agent.transcript import Transcript
-from composer_jax.data.chat.chat_format import ChatFormat
 from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.errors import UserError
-from composer_jax.rl.effort import EffortConfig
 from composer_jax.sampler.policy import Policy, Sample, Session
-from composer_jax.sandbox import SandboxDied, SandboxPool
+from composer_jax.sandbox import SandboxDied
 from composer_jax.seeds import hash_seed
-from composer_jax.tasks.images.pools import ImagePools
-from composer_jax.tasks.result_cache import ResultCache
 from composer_jax.tasks.task import Task
-
-
-@dataclasses.dataclass(frozen=True)
-class EpisodeSpec:
-    """Specification of one episode."""
-
-    task: Task
-    seed: int
-    """uint32; fixes everything that the policy samples."""
-    compaction: Compaction
-    group: int = 0
-    """Episodes of one rollout that share a number are a group: attempts at one task."""
-    effort: str = ""
-    """The level of RolloutContext.effort that the system message names; "" names none. One for all of a group
-    (rl/effort.py: draw_effort)."""
-
-
-@dataclasses.dataclass(frozen=True)
-class RolloutContext:
-    """What episodes need besides a policy."""
-
-    chat: ChatFormat
-    pool: SandboxPool
-    limits: EpisodeLimits
-    cache: ResultCache
-    infrastructure_retries: int = 2
-    """Further attempts at an episode that was lost; it is not scored if all attempts are lost."""
-    images: ImagePools | None = None
-    """Containers for tasks with an image; None refuses such tasks."""
-    system_prompt: str = ""
-    """Text of the system message of every episode; "" writes none."""
-    effort: EffortConfig = EffortConfig()
-    """Defines the levels of effort that specs name; the text of a level follows `system_prompt`."""
-    temperature: float = 1.0
-    """Of everything that is sampled; RL trains on episodes of temperature 1."""
-    episode_seconds: float | None = None
-    """Limit on the seconds of tools and harness in an episode (agent.episode_seconds); None sets none."""
-    return_routing: bool = False
-    """Records the experts of every token in the transcripts, for router replay."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +44,7 @@ PlayEpisode = Callable[[EpisodeSpec, Policy], Awaitable[Episode]]
 async def roll_out(
     specs: Sequence[EpisodeSpec],
     policy: Policy,
-    context: RolloutContext,
+    context: EpisodeContext,
     on_done: Callable[[Episode], None] | None = None,
     play_one: PlayEpisode | None = None,
 ) -> Rollout:
@@ -124,7 +82,7 @@ async def roll_out(
     )
 
 
-async def play_episode(spec: EpisodeSpec, policy: Policy, context: RolloutContext) -> Episode:
+async def play_episode(spec: EpisodeSpec, policy: Policy, context: EpisodeContext) -> Episode:
     """Plays one episode; an attempt that the infrastructure loses is repeated with new random numbers.
 
     An attempt is lost if its sandboxes die without the policy's doing, or if the harness raises, which is logged. If
@@ -136,47 +94,34 @@ async def play_episode(spec: EpisodeSpec, policy: Policy, context: RolloutContex
       Exception: what the policy raises.
     """
     episode = None
-    for attempt in range(context.infrastructure_retries + 1):
-        seed = spec.seed if attempt == 0 else hash_seed("retry", spec.seed, attempt)
+    for number in range(context.settings.infrastructure_retries + 1):
+        seed = spec.seed if number == 0 else hash_seed("retry", spec.seed, number)
+        attempt = dataclasses.replace(spec, seed=seed)
         try:
             async with _image_workspace(spec.task, context):
                 session = _WatchedSession(await policy.open(seed))
                 try:
-                    episode = await _attempt(spec, seed, session, context)
+                    episode = await _play_attempt(attempt, session, context)
                 finally:
                     session.close()
         except SandboxDied as error:
-            episode = lost_episode(spec.task, seed, str(error))
+            episode = lost_episode(attempt, str(error))
         if episode.outcome != "infrastructure":
             break
     assert episode is not None, "there is at least one attempt"
-    return dataclasses.replace(episode, effort=spec.effort)
+    return episode
 
 
-def _image_workspace(task: Task, context: RolloutContext) -> AbstractAsyncContextManager[object]:
+def _image_workspace(task: Task, context: EpisodeContext) -> AbstractAsyncContextManager[object]:
     """Returns what creates the workspace of a task with an image, so that no session waits while a container starts."""
     if task.image is None or context.images is None:
         return nullcontext()
     return context.images.workspace(task)
 
 
-async def _attempt(spec: EpisodeSpec, seed: int, session: "_WatchedSession", context: RolloutContext) -> Episode:
+async def _play_attempt(spec: EpisodeSpec, session: "_WatchedSession", context: EpisodeContext) -> Episode:
     try:
-        return await run_episode(
-            spec.task,
-            session,
-            context.pool,
-            context.chat,
-            seed=seed,
-            compaction=spec.compaction,
-            limits=context.limits,
-            cache=context.cache,
-            images=context.images,
-            system_prompt=context.effort.system_prompt(spec.effort, context.system_prompt),
-            temperature=context.temperature,
-            return_routing=context.return_routing,
-            episode_seconds=context.episode_seconds,
-        )
+        return await run_episode(spec, session, context)
     except UserError:
         raise
     except Exception as error:
@@ -184,12 +129,15 @@ async def _attempt(spec: EpisodeSpec, seed: int, session: "_WatchedSession", con
             raise
         detail = f"{type(error).__name__}: {error}"
         logging.warning("An episode of task %s is lost: %s", spec.task.id, detail, exc_info=True)
-        return lost_episode(spec.task, seed, detail)
+        return lost_episode(spec, detail)
 
 
-def lost_episode(task: Task, seed: int, detail: str) -> Episode:
+def lost_episode(spec: EpisodeSpec, detail: str) -> Episode:
     """Returns an episode that the infrastructure lost; `detail` says how."""
-    return Episode(task.id, task.family, task.split, seed, Transcript(), None, "infrastructure", detail=detail)
+    task, lost = spec.task, "infrastructure"
+    return Episode(
+        task.id, task.family, task.split, spec.seed, Transcript(), None, lost, detail=detail, effort=spec.effort
+    )
 
 
 class _WatchedSession:

@@ -6,7 +6,9 @@ Each is declared in the module that reads it (schema/run_config.py).
 """
 
 from composer_jax.agent.config import AgentConfig as AgentConfig
-from composer_jax.agent.episode import EpisodeLimits as EpisodeLimits
+from composer_jax.agent.effort import EffortConfig as EffortConfig
+from composer_jax.agent.effort import EffortLevel as EffortLevel
+from composer_jax.agent.episode_context import EpisodeLimits as EpisodeLimits
 from composer_jax.agent.summary import Compaction as Compaction
 from composer_jax.checkpoint.base_model import ModelOfBase as ModelOfBase
 from composer_jax.data.config import DataConfig as DataConfig
@@ -24,8 +26,6 @@ from composer_jax.rl.config import AlgorithmConfig as AlgorithmConfig
 from composer_jax.rl.config import NormaliserConfig as NormaliserConfig
 from composer_jax.rl.config import RLConfig as RLConfig
 from composer_jax.rl.curriculum import CurriculumConfig as CurriculumConfig
-from composer_jax.rl.effort import EffortConfig as EffortConfig
-from composer_jax.rl.effort import EffortLevel as EffortLevel
 from composer_jax.rl.feedback import FeedbackConfig as FeedbackConfig
 from composer_jax.rl.reference import ReferenceKLConfig as ReferenceKLConfig
 from composer_jax.rl.rewards import RewardConfig as RewardConfig

@@ -119,8 +119,7 @@ def _play(run: Run, which: str, chosen: Mapping[str, Suite], sampler: Sampler) -
             measures[name], episodes = await run_suite(suite, sampler, context, on_done, workers.play)
             records.extend(_records(run, suite, episodes))
 
-    with run.services.rollout_context() as (context, loop):
-        context = dataclasses.replace(context, temperature=temperature(run, which))
+    with run.services.episode_context(temperature=temperature(run, which)) as (context, loop):
         workers = run.services.rollout_workers(context)
         decoded, busy = sampler.decoded_tokens, sampler.busy_seconds
         with Progress(sum(len(s.specs()) for s in chosen.values()), "episode", WHICH[which]) as progress:

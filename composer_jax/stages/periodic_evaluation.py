@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterable
 from typing import Self
 
 from composer_jax.agent.episode import Episode
+from composer_jax.agent.episode_context import EpisodeContext
+from composer_jax.agent.episode_spec import EpisodeSpec
 from composer_jax.errors import UserError
 from composer_jax.evals.pinned_policy import PinnedPolicy
 from composer_jax.evals.suite import Suite, SuiteResult, run_suite
 from composer_jax.observe.metrics import NoMetrics, read_metrics
 from composer_jax.parallel.processes import is_first_process
-from composer_jax.rl.rollout import EpisodeSpec, PlayEpisode, RolloutContext, play_episode
+from composer_jax.rl.rollout import PlayEpisode, play_episode
 from composer_jax.sampler.policy import Policy, TrainablePolicy
 from composer_jax.stages.evaluate import suites
 from composer_jax.stages.run import Run
@@ -63,7 +65,7 @@ class PeriodicEvaluation:
         step: int,
         version: int,
         policy: TrainablePolicy,
-        context: RolloutContext,
+        context: EpisodeContext,
         play: PlayEpisode | None,
         *,
         slots: int,
@@ -81,7 +83,8 @@ class PeriodicEvaluation:
         Raises:
           UserError: the infrastructure lost all episodes of a suite.
         """
-        context = dataclasses.replace(context, cache=ResultCache(), return_routing=False)
+        settings = dataclasses.replace(context.settings, return_routing=False)
+        context = dataclasses.replace(context, settings=settings, cache=ResultCache())
         play_one, free = play or functools.partial(play_episode, context=context), asyncio.Semaphore(slots)
 
         async def play_in_slot(spec: EpisodeSpec, policy: Policy) -> Episode:

@@ -44,7 +44,7 @@ def play_records(run: Run, records: RolloutRecords, policy: str, out: Path) -> d
     names = ("episodes", "graded", "solved", "sampled_tokens", "compared", "same_tokens")
     counts: dict[str, float] = dict.fromkeys(names, 0)
     replays = config.route_shape(run.config.model) is not None
-    with run.services.rollout_context(return_routing=replays) as (context, loop), RolloutLedger(out) as ledger:
+    with run.services.episode_context(return_routing=replays) as (context, loop), RolloutLedger(out) as ledger:
         ledger.note_tokenizer(run.model.tokenizer.fingerprint)
         sampler = run.services.sampler_with(
             *load_base_weights(policy, run.model.definition, run.mesh, run.config.seed), version=0

@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 from jax.sharding import Mesh
 
+from composer_jax.agent.episode_context import EpisodeContext, EpisodeSettings
 from composer_jax.atomic_write import write_atomically
 from composer_jax.data.chat.load_chat_format import TOKENIZER_FILES
 from composer_jax.data.chat.tool_prompt import TOOL_PROMPT
@@ -20,7 +21,6 @@ from composer_jax.observe.progress import Progress
 from composer_jax.parallel.dispatch import find_dispatch
 from composer_jax.parallel.mesh import MeshConfig
 from composer_jax.parallel.processes import process_count
-from composer_jax.rl.rollout import RolloutContext
 from composer_jax.rl.workers.worker_setup import WorkerSetup
 from composer_jax.sampler.engine import Sampler
 from composer_jax.sandbox import LocalSandboxPool
@@ -116,43 +116,42 @@ class RolloutServices:
             )
 
     @contextmanager
-    def rollout_context(self, *, return_routing: bool = False) -> Iterator[tuple[RolloutContext, EventLoop]]:
+    def episode_context(
+        self, *, temperature: float = 1.0, return_routing: bool = False
+    ) -> Iterator[tuple[EpisodeContext, EventLoop]]:
         """Yields what episodes need beside a policy, and the event loop that their sandboxes live in.
 
-        return_routing: as in RolloutContext.
+        temperature, return_routing: as in EpisodeSettings.
         """
         agent = self.config.agent
         with EventLoop() as loop:
             pool = LocalSandboxPool(self.tasks.limits, size=agent.concurrency)
             images = ImagePools(agent.concurrency)
             try:
-                context = RolloutContext(
-                    self.model.chat,
-                    pool,
+                settings = EpisodeSettings(
                     agent.limits,
-                    ResultCache(),
-                    images=images,
                     system_prompt=agent.system_prompt,
                     effort=self.config.rl.reward.effort,
+                    temperature=temperature,
                     episode_seconds=agent.episode_seconds,
                     return_routing=return_routing,
                 )
-                yield context, loop
+                yield EpisodeContext(self.model.chat, pool, settings, ResultCache(), images), loop
             finally:
                 loop.run(pool.close())
                 loop.run(images.close())
 
-    def rollout_workers(self, context: RolloutContext) -> RolloutWorkers:
+    def rollout_workers(self, context: EpisodeContext) -> RolloutWorkers:
         """Returns what plays episodes: the processes of the run, unless `worker_options` has other workers.
 
-        context: that of `rollout_context`.
+        context: that of `episode_context`.
         """
         options = self.worker_options
         if options is None and process_count() > 1:
             options = RolloutWorkersOptions.of_processes(self.config.agent.concurrency)
         return RolloutWorkers(options, functools.partial(self._worker_setup, context), context)
 
-    def _worker_setup(self, context: RolloutContext) -> WorkerSetup:
+    def _worker_setup(self, context: EpisodeContext) -> WorkerSetup:
         _ = self.model.chat  # writes the files
         config, folder = self.config, self.path / ("base" if self.config.base else "data")
         paths = [folder / name for name in TOKENIZER_FILES]
@@ -160,13 +159,8 @@ class RolloutServices:
             {path.name: path.read_text(encoding="utf-8") for path in paths if path.exists()},
             config.data.chat_format or ("" if config.base else "compact"),
             config.data.tool_prompt or TOOL_PROMPT,
-            context.limits,
+            context.settings,
             self.tasks.limits,
-            system_prompt=context.system_prompt,
-            effort=context.effort,
-            temperature=context.temperature,
-            episode_seconds=context.episode_seconds,
-            return_routing=context.return_routing,
         )
 
     def check(self) -> None:

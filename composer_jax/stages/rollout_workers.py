@@ -8,9 +8,10 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Self, TypeVar
 
+from composer_jax.agent.episode_context import EpisodeContext
 from composer_jax.host_port import split_host_port
 from composer_jax.parallel.processes import broadcast_from_process0, coordinator_address, process_count
-from composer_jax.rl.rollout import PlayEpisode, RolloutContext
+from composer_jax.rl.rollout import PlayEpisode
 from composer_jax.rl.workers.pool import PoolOptions, WorkerPool
 from composer_jax.rl.workers.ray_cluster import RayCluster
 from composer_jax.rl.workers.worker import WorkerOptions
@@ -46,7 +47,7 @@ class RolloutWorkers:
     """Plays episodes on workers inside `serve`, if there are options."""
 
     def __init__(
-        self, options: RolloutWorkersOptions | None, setup: Callable[[], WorkerSetup], context: RolloutContext
+        self, options: RolloutWorkersOptions | None, setup: Callable[[], WorkerSetup], context: EpisodeContext
     ):
         """setup: called if there are options."""
         self._options = options

@@ -44,6 +44,6 @@ class SuitesBetweenSteps:
                 await self._periodic.play(step, step, sampler, context, workers.play, slots=slots, on_done=on_done)
 
         name = f"evaluate {self._stage.upper()} after step {step}"
-        with services.rollout_context() as (context, loop), Progress(episodes, "episode", name) as progress:
+        with services.episode_context() as (context, loop), Progress(episodes, "episode", name) as progress:
             workers = services.rollout_workers(context)
             loop.run(workers.serve(play()))

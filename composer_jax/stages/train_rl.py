@@ -99,7 +99,7 @@ def _take_steps(
     replays = config.route_shape(run.config.model) is not None
     ledger.note_tokenizer(run.model.tokenizer.fingerprint)
     periodic = PeriodicEvaluation(run, "rl")
-    with run.services.rollout_context(return_routing=replays) as (context, loop), metrics, ledger, periodic:
+    with run.services.episode_context(return_routing=replays) as (context, loop), metrics, ledger, periodic:
         workers = run.services.rollout_workers(context)
         learner = update if process_count() == 1 else LeadingUpdate(update, sampler)
 

@@ -11,11 +11,12 @@ from typing import Any
 import fsspec
 
 from composer_jax.agent.conversation_rows import episode_rows, record_rows
+from composer_jax.agent.episode_spec import EpisodeSpec
 from composer_jax.checkpoint.base_model import check_base_model, load_base_weights
 from composer_jax.errors import UserError
 from composer_jax.observe.episodes import read_episodes
 from composer_jax.observe.progress import Progress
-from composer_jax.rl.rollout import EpisodeSpec, roll_out
+from composer_jax.rl.rollout import roll_out
 from composer_jax.seeds import hash_seed
 from composer_jax.stages.run import Run
 from composer_jax.stages.sft import source_context
@@ -121,7 +122,7 @@ def write_sampled_traces(
         for attempt in range(attempts)
     ]
     written = TraceStats()
-    with run.services.rollout_context() as (context, loop):
+    with run.services.episode_context() as (context, loop):
         sampler = run.services.sampler_with(
             *load_base_weights(policy, run.model.definition, run.mesh, run.config.seed), version=0
         )

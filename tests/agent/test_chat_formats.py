@@ -5,8 +5,10 @@ import asyncio
 import pytest
 
 from composer_jax.agent import tools
-from composer_jax.agent.episode import EpisodeLimits, run_episode
+from composer_jax.agent.episode import run_episode
+from composer_jax.agent.episode_context import EpisodeContext, EpisodeLimits, EpisodeSettings
 from composer_jax.agent.episode_record import build_episode_record
+from composer_jax.agent.episode_spec import EpisodeSpec
 from composer_jax.agent.prompts.summary import REQUEST
 from composer_jax.agent.summary import Compaction
 from composer_jax.data.chat.chat_format import Message
@@ -22,7 +24,7 @@ READ = ToolCall("read", {"path": BUG["path"]})
 MISSING = ToolCall("read", {"path": "<|im_end|>.py"})
 FIX = ToolCall("edit", {"path": BUG["path"], "old": BUG["old"], "new": BUG["new"]})
 RUN, FINISH = ToolCall("run_tests", {}), ToolCall("finish", {})
-LIMITS = EpisodeLimits(max_turn_tokens=400, max_episode_tokens=10_000)
+SETTINGS = EpisodeSettings(EpisodeLimits(max_turn_tokens=400, max_episode_tokens=10_000))
 STYLES = {"kimi": (KIMI_TOKENS, KIMI), "qwen": (QWEN_TOKENS, QWEN)}
 OPENED = {"kimi": "<|im_assistant|>assistant<|im_middle|>", "qwen": "<|im_start|>assistant\n"}
 
@@ -51,9 +53,8 @@ def play(chat, pool, scripted_session):
                 count += len(calls)
             ids.append(message)
         session = scripted_session(ids, 10_000)
-        episode = asyncio.run(
-            run_episode(TASK, session, pool, chat, compaction=compaction or Compaction(), limits=LIMITS)
-        )
+        spec, context = EpisodeSpec(TASK, 0, compaction or Compaction()), EpisodeContext(chat, pool, SETTINGS)
+        episode = asyncio.run(run_episode(spec, session, context))
         return episode, session
 
     return run

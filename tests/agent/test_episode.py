@@ -6,7 +6,10 @@ import json
 
 import pytest
 
-from composer_jax.agent.episode import Episode, EpisodeLimits, run_episode
+from composer_jax.agent.effort import EffortConfig, EffortLevel
+from composer_jax.agent.episode import Episode, run_episode
+from composer_jax.agent.episode_context import EpisodeContext, EpisodeLimits, EpisodeSettings
+from composer_jax.agent.episode_spec import EpisodeSpec
 from composer_jax.agent.prompts.summary import REQUEST
 from composer_jax.agent.summary import Compaction
 from composer_jax.data.chat import compact
@@ -24,6 +27,7 @@ FIX = ToolCall("edit", {"path": BUG["path"], "old": BUG["old"], "new": BUG["new"
 READ = ToolCall("read", {"path": BUG["path"]})
 RUN, FINISH = ToolCall("run_tests", {}), ToolCall("finish", {})
 NEVER = Compaction()
+DEFAULTS = EpisodeSettings()
 
 
 @pytest.fixture
@@ -37,27 +41,17 @@ def play(tok, chat_format, pool, scripted_session):
         max_model_len=4096,
         pool=pool,
         task=TASK,
-        cache=None,
         seed=11,
-        system="",
-        **options,
+        effort="",
+        settings=DEFAULTS,
+        **of_context,
     ):
         ids = [message if isinstance(message, list) else render(message) for message in messages]
         session = scripted_session(ids, max_model_len)
-        episode = asyncio.run(
-            run_episode(
-                task,
-                session,
-                pool,
-                chat_format,
-                compaction=compaction,
-                limits=limits or EpisodeLimits(),
-                seed=seed,
-                cache=cache,
-                system_prompt=system,
-                **options,
-            )
-        )
+        settings = dataclasses.replace(settings, limits=limits or settings.limits)
+        context = EpisodeContext(chat_format, pool, settings, **of_context)
+        spec = EpisodeSpec(task, seed, compaction, effort=effort)
+        episode = asyncio.run(run_episode(spec, session, context))
         if isinstance(pool, LocalSandboxPool):
             assert episode.outcome != "infrastructure", episode.detail
         return episode, session
@@ -71,7 +65,7 @@ def play(tok, chat_format, pool, scripted_session):
 
 @pytest.mark.parametrize(("options", "temperature"), [({}, 1.0), ({"temperature": 0.0}, 0.0)])
 def test_every_message_has_the_temperature_of_the_episode(play, options, temperature):
-    _, session = play(RUN, FINISH, **options)
+    _, session = play(RUN, FINISH, settings=EpisodeSettings(**options))
     assert session.temperatures == [temperature] * 2
 
 
@@ -98,9 +92,21 @@ def test_a_repair(play, tok):
 
 
 def test_a_system_message_precedes_the_instruction(play, tok):
-    _, session = play(FINISH, system="Be brief.")
+    _, session = play(FINISH, settings=EpisodeSettings(system_prompt="Be brief."))
     shown = compact.to_text(tok, session.contexts[0])
     assert shown == f"<|bos|><|system|>Be brief.<|end|>\n<|user|>{TASK.instruction}<|end|>\n<|assistant|>"
+
+
+def test_an_episode_is_played_with_the_prompt_of_its_level_of_effort_and_records_it(play, tok):
+    effort = EffortConfig({"low": EffortLevel(100), "high": EffortLevel(4000)})
+    settings = EpisodeSettings(system_prompt="Be good.", effort=effort)
+    text = "Be good.\n\nEffort: {}. Think for at most {} tokens before a message."
+    for level, shown in (("low", text.format("low", 100)), ("high", text.format("high", 4000)), ("", "Be good.")):
+        episode, session = play(FINISH, settings=settings, effort=level)
+        assert episode.effort == level
+        assert compact.to_text(tok, session.contexts[0]).startswith(f"<|bos|><|system|>{shown}<|end|>\n<|user|>")
+    with pytest.raises(UserError, match="effort 'max' is not a level of rl.reward.effort.levels, which has low, high"):
+        play(FINISH, settings=settings, effort="max")
 
 
 def test_what_the_model_is_shown(play, tok):
@@ -395,4 +401,4 @@ def test_a_policy_that_returns_no_routes_is_refused_where_they_are_recorded(play
     episode, _ = play(FINISH)
     assert episode.outcome == "finished"
     with pytest.raises(UserError, match='ScriptedSession returns no experts .* use rl.router_replay="off"'):
-        play(FINISH, return_routing=True)
+        play(FINISH, settings=EpisodeSettings(return_routing=True))

@@ -6,8 +6,10 @@ import json
 import numpy as np
 import pytest
 
-from composer_jax.agent.episode import EpisodeLimits, run_episode
+from composer_jax.agent.episode import run_episode
+from composer_jax.agent.episode_context import EpisodeContext
 from composer_jax.agent.episode_record import build_episode_record
+from composer_jax.agent.episode_spec import EpisodeSpec
 from composer_jax.agent.summary import Compaction
 from composer_jax.data.chat import compact
 from composer_jax.data.chat.messages import ToolCall
@@ -30,9 +32,8 @@ def record(tok, chat_format, pool, scripted_session):
     finish = compact.render_assistant(tok, "", [ToolCall("finish", {})])
     session = scripted_session([bad, read, [*tok.encode("all read"), tok.end], finish])
     compaction = Compaction(trigger=150, max_segments=3)
-    episode = asyncio.run(
-        run_episode(TASK, session, pool, chat_format, compaction=compaction, limits=EpisodeLimits(), seed=5)
-    )
+    context = EpisodeContext(chat_format, pool)
+    episode = asyncio.run(run_episode(EpisodeSpec(TASK, 5, compaction), session, context))
     return build_episode_record(episode, TASK, chat_format, condition="short", step=7), episode
 
 

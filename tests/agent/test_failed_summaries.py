@@ -4,7 +4,9 @@ import asyncio
 
 import pytest
 
-from composer_jax.agent.episode import EpisodeLimits, run_episode
+from composer_jax.agent.episode import run_episode
+from composer_jax.agent.episode_context import EpisodeContext, EpisodeLimits, EpisodeSettings
+from composer_jax.agent.episode_spec import EpisodeSpec
 from composer_jax.agent.summary import FACTS, Compaction
 from composer_jax.data.chat import compact
 from composer_jax.data.chat.messages import ToolCall
@@ -29,9 +31,9 @@ def play(tok, chat_format, pool, scripted_session, tmp_path):
             for m in messages
         ]
         compaction = Compaction(trigger=450, **options)
-        limits = EpisodeLimits(max_turn_tokens=400)
+        context = EpisodeContext(chat_format, pool, EpisodeSettings(EpisodeLimits(max_turn_tokens=400)))
         session = scripted_session(ids, 20_000)
-        episode = asyncio.run(run_episode(task, session, pool, chat_format, compaction=compaction, limits=limits))
+        episode = asyncio.run(run_episode(EpisodeSpec(task, 0, compaction), session, context))
         assert episode.outcome == "finished" and not session.messages, episode.detail
         return episode, [compact.to_text(tok, node.tokens.tolist()) for node in episode.transcript.nodes]
 

@@ -5,7 +5,9 @@ import dataclasses
 
 import pytest
 
-from composer_jax.agent.episode import EpisodeLimits, run_episode
+from composer_jax.agent.episode import run_episode
+from composer_jax.agent.episode_context import EpisodeContext, EpisodeLimits, EpisodeSettings
+from composer_jax.agent.episode_spec import EpisodeSpec
 from composer_jax.agent.summary import Compaction
 from composer_jax.data.chat.messages import ToolCall
 from tests.agent.conftest import task_of
@@ -19,6 +21,6 @@ def test_the_smaller_limit_ends_an_episode(chat_format, pool, scripted_session, 
     calls = [READ] * (turns - 1) + [last]
     session = scripted_session([chat_format.render_assistant("", [call]) for call in calls])
     task = dataclasses.replace(task_of({"a.py": "x"}, max_turns=of_task), tools=("read", "finish"))
-    limits = EpisodeLimits(max_turns=of_all)
-    episode = asyncio.run(run_episode(task, session, pool, chat_format, compaction=Compaction(None), limits=limits))
+    context = EpisodeContext(chat_format, pool, EpisodeSettings(EpisodeLimits(max_turns=of_all)))
+    episode = asyncio.run(run_episode(EpisodeSpec(task, 0, Compaction(None)), session, context))
     assert (episode.outcome, episode.turns) == (outcome, turns) and not session.messages

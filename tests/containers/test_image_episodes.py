@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from composer_jax.agent.episode import EpisodeLimits, run_episode
+from composer_jax.agent.episode import run_episode
+from composer_jax.agent.episode_context import EpisodeContext, EpisodeLimits, EpisodeSettings
+from composer_jax.agent.episode_spec import EpisodeSpec
 from composer_jax.agent.summary import Compaction
 from composer_jax.agent.workspace import Workspace
 from composer_jax.data.chat.compact import CompactFormat, render_assistant
@@ -50,11 +52,10 @@ def play(task, engine, *messages):
 
     async def go():
         session = ScriptedSession([render_assistant(TOKENIZER, "", [call]) for call in messages])
-        limits, never = EpisodeLimits(max_turns=20, max_turn_tokens=1000, max_episode_tokens=20_000), Compaction(None)
+        settings = EpisodeSettings(EpisodeLimits(max_turns=20, max_turn_tokens=1000, max_episode_tokens=20_000))
         async with ImagePools(size=2, engine=engine) as images:
-            return await run_episode(
-                task, session, None, CompactFormat(TOKENIZER), compaction=never, limits=limits, images=images
-            )
+            context = EpisodeContext(CompactFormat(TOKENIZER), None, settings, images=images)
+            return await run_episode(EpisodeSpec(task, 0, Compaction(None)), session, context)
 
     episode = asyncio.run(go())
     return episode, [TOKENIZER.decode(n.tokens.tolist()) for n in episode.transcript.nodes if n.kind == "tool"]

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from composer_jax.agent.conversation_rows import episode_rows, record_rows
-from composer_jax.agent.episode import EpisodeLimits, run_episode
+from composer_jax.agent.episode import run_episode
+from composer_jax.agent.episode_context import EpisodeContext, EpisodeLimits
 from composer_jax.agent.episode_record import build_episode_record
+from composer_jax.agent.episode_spec import EpisodeSpec
 from composer_jax.agent.summary import Compaction
 from composer_jax.data.chat.conversations import conversation_trace, read_conversation
 from composer_jax.data.chat.messages import ToolCall
@@ -101,9 +103,8 @@ def test_a_recorded_episode_with_a_summary(chat_format, tok, pool, scripted_sess
     ]
     session = scripted_session([chat_format.render_assistant(content, calls) for content, calls in turns])
     compaction = Compaction(trigger=60, max_segments=3)
-    episode = asyncio.run(
-        run_episode(task, session, pool, chat_format, compaction=compaction, limits=EpisodeLimits(), seed=5)
-    )
+    context = EpisodeContext(chat_format, pool)
+    episode = asyncio.run(run_episode(EpisodeSpec(task, 5, compaction), session, context))
     assert episode.summaries == 1
     rows = record_rows(build_episode_record(episode, task, chat_format, condition="short"))
     assert_same(episode, rows, chat_format)

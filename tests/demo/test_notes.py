@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from composer_jax.agent.episode import EpisodeLimits
+from composer_jax.agent.episode_context import EpisodeLimits
 from composer_jax.agent.summary import Compaction
 from composer_jax.data.chat import compact
 from composer_jax.demo import notes, notes_expert

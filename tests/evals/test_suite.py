@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
+from composer_jax.agent.episode_context import EpisodeContext
 from composer_jax.agent.summary import Compaction
 from composer_jax.agent.usage import EpisodeUsage
 from composer_jax.demo.generate import generate
 from composer_jax.errors import UserError
 from composer_jax.evals.suite import Suite, compaction_error, run_suite, summarise
-from composer_jax.rl.rollout import RolloutContext, lost_episode
-from composer_jax.tasks.result_cache import ResultCache
+from composer_jax.rl.rollout import lost_episode
 from tests.rl.made_up import conversation, episode
 from tests.rl.simulated import SimulatedPolicy
 
@@ -37,9 +37,9 @@ def test_an_attempt_draws_the_same_numbers_in_every_suite():
 
 def test_a_suite_whose_episodes_are_all_lost_ends_with_a_sentence():
     async def lose(spec, policy):
-        return lost_episode(spec.task, spec.seed, "the disk is full")
+        return lost_episode(spec, "the disk is full")
 
-    context = RolloutContext(None, None, None, ResultCache())
+    context = EpisodeContext(None, None)
     with pytest.raises(UserError, match="All 12 episodes were lost, the first one because of: the disk is full"):
         asyncio.run(run_suite(suite(), SimulatedPolicy(None), context, play_one=lose))
 

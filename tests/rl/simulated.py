@@ -13,6 +13,7 @@ from collections.abc import Callable
 from composer_jax.agent.config import AgentConfig
 from composer_jax.agent.episode import Episode
 from composer_jax.agent.episode_clock import EpisodeClock, OutOfTime
+from composer_jax.agent.episode_context import EpisodeContext, EpisodeSettings
 from composer_jax.agent.summary import Compaction
 from composer_jax.agent.transcript import Transcript
 from composer_jax.data.chat.sampling_params import SamplingParams
@@ -22,11 +23,9 @@ from composer_jax.rl.learning_step import CompletedStep, Cursor
 from composer_jax.rl.ledger import RolloutLedger
 from composer_jax.rl.orchestrator import Orchestrator
 from composer_jax.rl.policy_update import UpdateResult
-from composer_jax.rl.rollout import RolloutContext
 from composer_jax.sampler.policy import Sample
 from composer_jax.seeds import hash_seed
 from composer_jax.tasks.config import TasksConfig
-from composer_jax.tasks.result_cache import ResultCache
 from composer_jax.tasks.source import TaskSource
 from composer_jax.train.learner import TrainState
 
@@ -103,12 +102,13 @@ class SimulatedPolicy:
 def simulated_harness(policy: SimulatedPolicy):
     """A function in place of agent.episode.run_episode."""
 
-    async def run_episode(task, session, pool, chat, *, seed, episode_seconds, **_):
+    async def run_episode(spec, session, context):
+        task, seed = spec.task, spec.seed
         play, transcript = policy.play_of(seed), Transcript()
         transcript.append("prompt", [1, 2, 3])
         if play.fault == "hangs":
             try:
-                async with EpisodeClock(episode_seconds).running():
+                async with EpisodeClock(context.settings.episode_seconds).running():
                     await asyncio.Event().wait()
             except OutOfTime:
                 return Episode(task.id, task.family, task.split, seed, transcript, 0.0, "out_of_time")
@@ -154,7 +154,7 @@ class Simulation:
     shares_devices: bool = False
     episode_seconds: float | None = None
     evaluate: Callable | None = None
-    """(policy, step, version) -> an awaitable, as Orchestrator's."""
+    """(policy, step, version) -> an awaitable, as Watchers.evaluate."""
     save_every: int = 4
     new_weight_check: Callable[[SimulatedPolicy], object] = lambda policy: None
     checkpoint: Cursor = dataclasses.field(default_factory=Cursor)
@@ -176,7 +176,7 @@ class Simulation:
         cursor = self.checkpoint
         policy.version = cursor.weight_version
         self.update, self.policy = update, policy
-        context = RolloutContext(None, None, None, ResultCache(), episode_seconds=self.episode_seconds)
+        context = EpisodeContext(None, None, EpisodeSettings(episode_seconds=self.episode_seconds))
         with RolloutLedger(self.folder) as ledger:
             orchestrator = Orchestrator(
                 self.config,

@@ -6,13 +6,14 @@ from types import SimpleNamespace
 import pytest
 
 from composer_jax.agent import episode as harness
-from composer_jax.agent.episode import EpisodeLimits
+from composer_jax.agent.episode_context import EpisodeContext, EpisodeLimits, EpisodeSettings
+from composer_jax.agent.episode_spec import EpisodeSpec
 from composer_jax.agent.summary import Compaction
 from composer_jax.agent.tools import Tool, object_schema
 from composer_jax.data.chat.compact import CompactFormat
 from composer_jax.data.chat.messages import ToolCall
 from composer_jax.data.tokenizer import Tokenizer
-from composer_jax.rl.rollout import EpisodeSpec, RolloutContext, play_episode
+from composer_jax.rl.rollout import play_episode
 from composer_jax.sandbox import LocalSandboxPool, RunResult, SandboxLimits
 from composer_jax.tasks.grader import Case, CaseGrader
 from composer_jax.tasks.grading.result import Grade
@@ -64,7 +65,7 @@ class SlowSession(ScriptedSession):
 
 async def play(policy, pool, files=RIGHT, seconds=None, tools=()):
     limits = EpisodeLimits(max_turns=20, max_turn_tokens=2000, max_episode_tokens=90_000)
-    context = RolloutContext(CHAT, pool, limits, ResultCache(), episode_seconds=seconds)
+    context = EpisodeContext(CHAT, pool, EpisodeSettings(limits, episode_seconds=seconds), ResultCache())
     async with policy.serving():
         return await play_episode(EpisodeSpec(task(files, *tools), 7, Compaction()), policy, context)
 

@@ -1,21 +1,20 @@
 """Levels of effort: drawn per group, named in the prompt, priced in the reward."""
 
 import asyncio
-import types
 from collections import Counter
-from typing import Any
 
 import pytest
 
+from composer_jax.agent.effort import EffortConfig, EffortLevel, draw_effort
+from composer_jax.agent.episode_context import EpisodeContext, EpisodeSettings
+from composer_jax.agent.episode_spec import EpisodeSpec
 from composer_jax.agent.summary import Compaction
 from composer_jax.errors import UserError
 from composer_jax.evals.suite import Suite
 from composer_jax.rl import rollout
-from composer_jax.rl.effort import EffortConfig, EffortLevel, draw_effort
 from composer_jax.rl.episode_metrics import episode_metrics
 from composer_jax.rl.rewards import RewardConfig, reward_parts
-from composer_jax.rl.rollout import EpisodeSpec, RolloutContext, roll_out
-from composer_jax.tasks.result_cache import ResultCache
+from composer_jax.rl.rollout import roll_out
 from tests.agent.conftest import task_of
 from tests.rl.made_up import episode
 from tests.rl.scripted_policy import ScriptedPolicy
@@ -41,22 +40,16 @@ def test_the_system_message_ends_with_the_level():
     assert EFFORT.system_prompt("", "You are an agent.") == "You are an agent."
 
 
-def test_episodes_are_played_with_the_prompt_of_their_level_and_record_it(monkeypatch):
-    prompts = []
-
-    async def fake(task, session, pool, chat, *, system_prompt, **_):
-        prompts.append(system_prompt)
-        return episode(1.0)
+@pytest.mark.parametrize("level", ["", "low"])
+def test_an_episode_that_is_lost_records_its_level(monkeypatch, level):
+    async def fake(spec, session, context):
+        raise ZeroDivisionError
 
     monkeypatch.setattr(rollout, "run_episode", fake)
-    task: Any = types.SimpleNamespace(image=None)
-    specs = [EpisodeSpec(task, 0, Compaction(), 0, level) for level in ("low", "", "high")]
-    context = RolloutContext(None, None, None, ResultCache(), system_prompt="Be good.", effort=EFFORT)
-    result = asyncio.run(roll_out(specs, ScriptedPolicy(lambda seed: [], slots=1), context))
-    assert [e.effort for e in result.episodes] == ["low", "", "high"]
-    start, end = "Be good.\n\nEffort: ", " tokens before a message."
-    low, high = (f"{start}{level}. Think for at most {n}{end}" for level, n in (("low", 100), ("high", 4000)))
-    assert prompts == [low, "Be good.", high]
+    spec = EpisodeSpec(task_of({}), 0, Compaction(), effort=level)
+    context = EpisodeContext(None, None, EpisodeSettings(effort=EFFORT))
+    [lost] = asyncio.run(roll_out([spec], ScriptedPolicy(lambda seed: [], slots=1), context)).episodes
+    assert (lost.outcome, lost.effort) == ("infrastructure", level)
 
 
 def test_the_level_scales_the_price_of_length():

@@ -5,7 +5,9 @@ import dataclasses
 
 import pytest
 
-from composer_jax.agent.episode import EpisodeLimits, run_episode
+from composer_jax.agent.episode import run_episode
+from composer_jax.agent.episode_context import EpisodeContext
+from composer_jax.agent.episode_spec import EpisodeSpec
 from composer_jax.agent.summary import Compaction
 from composer_jax.agent.tools import select_tools
 from composer_jax.agent.transcript import Transcript
@@ -34,16 +36,9 @@ def detect(pool):
     def run(*messages):
         chat = format_of("compact")
         ids = [message if isinstance(message, list) else chat.render_assistant("", [message]) for message in messages]
-        played = asyncio.run(
-            run_episode(
-                dataclasses.replace(task_of({"a.py": "a = 1\n"}), tools=TOOLS),
-                ScriptedSession(ids),
-                pool,
-                chat,
-                compaction=Compaction(),
-                limits=EpisodeLimits(),
-            )
-        )
+        task = dataclasses.replace(task_of({"a.py": "a = 1\n"}), tools=TOOLS)
+        context = EpisodeContext(chat, pool)
+        played = asyncio.run(run_episode(EpisodeSpec(task, 0, Compaction()), ScriptedSession(ids), context))
         parsed = ParsedEpisode.of(played, chat)
         assert list(parsed.tools) == list(TOOLS)
         return {name: {hint.turn: hint.text for hint in detector(parsed)} for name, detector in DETECTORS.items()}

@@ -278,9 +278,10 @@ def grade_families(monkeypatch):
         def harness(policy):
             run_episode = made(policy)
 
-            async def graded(task, *args, seed, **kwargs):
-                played = await run_episode(task, *args, seed=seed, **kwargs)
-                return dataclasses.replace(played, reward=float(random.Random(seed).random() < rates[task.family]))
+            async def graded(spec, session, context):
+                played = await run_episode(spec, session, context)
+                solved = random.Random(spec.seed).random() < rates[spec.task.family]
+                return dataclasses.replace(played, reward=float(solved))
 
             return graded
 

@@ -4,17 +4,17 @@ import asyncio
 
 import pytest
 
-from composer_jax.agent.episode import EpisodeLimits
+from composer_jax.agent.episode_context import EpisodeContext
+from composer_jax.agent.episode_spec import EpisodeSpec
 from composer_jax.agent.summary import Compaction
 from composer_jax.data.chat.compact import CompactFormat
 from composer_jax.data.chat.messages import ToolCall
 from composer_jax.data.tokenizer import Tokenizer
 from composer_jax.evals.suite import Suite, run_suite
-from composer_jax.rl.rollout import EpisodeSpec, RolloutContext, roll_out
+from composer_jax.rl.rollout import roll_out
 from composer_jax.sampler.policy import Policy, TrainablePolicy
 from composer_jax.sandbox import LocalSandboxPool, SandboxLimits
 from composer_jax.tasks.grader import Case, CaseGrader
-from composer_jax.tasks.result_cache import ResultCache
 from composer_jax.tasks.task import Task
 from tests.rl.scripted_policy import ScriptedPolicy
 
@@ -35,7 +35,7 @@ TASK = Task(
 def environment():
     tokenizer = Tokenizer.train(["price() must subtract. a + b a - b edit finish path old new"] * 50, 400)
     pool = LocalSandboxPool(SandboxLimits(timeout_s=10), size=2)
-    yield RolloutContext(CompactFormat(tokenizer), pool, EpisodeLimits(), ResultCache())
+    yield EpisodeContext(CompactFormat(tokenizer), pool)
     pool.kill()
 
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from composer_jax.agent.effort import EffortConfig, EffortLevel
 from composer_jax.agent.usage import EpisodeUsage
 from composer_jax.errors import UserError
-from composer_jax.rl.effort import EffortConfig, EffortLevel
 from composer_jax.rl.penalties import BEHAVIORS
 from composer_jax.rl.rewards import RewardConfig, bounded_cost, length_cost, reward_parts, weighted_length
 from tests.rl.made_up import conversation, episode

@@ -8,14 +8,15 @@ import random
 
 import pytest
 
+from composer_jax.agent.episode_context import EpisodeContext, EpisodeSettings
+from composer_jax.agent.episode_spec import EpisodeSpec
 from composer_jax.agent.summary import Compaction
 from composer_jax.demo.generate import generate
 from composer_jax.errors import UserError
 from composer_jax.rl import rollout
-from composer_jax.rl.rollout import EpisodeSpec, RolloutContext, require_graded, roll_out
+from composer_jax.rl.rollout import require_graded, roll_out
 from composer_jax.sandbox import SandboxDied
 from composer_jax.seeds import hash_seed
-from composer_jax.tasks.result_cache import ResultCache
 from tests.rl.made_up import episode
 
 
@@ -45,7 +46,7 @@ class FakeSampler:
 
 
 SPECS = [EpisodeSpec(generate("bugfix", "train", 0, i), 100 + i, Compaction(None)) for i in range(8)]
-CONTEXT = RolloutContext(None, None, None, ResultCache(), infrastructure_retries=2)
+CONTEXT = EpisodeContext(None, None, EpisodeSettings(infrastructure_retries=2))
 
 
 @pytest.fixture
@@ -55,13 +56,14 @@ def run_episode(monkeypatch):
     def install(reward_of):
         attempts = {}
 
-        async def fake(task, session, pool, tok, *, seed, **_):
+        async def fake(spec, session, context):
+            task = spec.task
             attempt = attempts[task.id] = attempts.get(task.id, 0) + 1
             await asyncio.sleep(random.random() / 200)
             reward = reward_of(task, attempt)
             if isinstance(reward, Exception):
                 raise reward
-            return episode(reward, task_id=task.id, seed=seed)
+            return episode(reward, task_id=task.id, seed=spec.seed)
 
         monkeypatch.setattr(rollout, "run_episode", fake)
         return attempts
@@ -120,9 +122,9 @@ def test_no_session_waits_while_a_container_starts(monkeypatch):
             await ended.wait()
             yield
 
-    async def fake(task, session, *_, seed, images, **__):
-        async with images.workspace(task) if task.image else contextlib.nullcontext():
-            return episode(1.0, task_id=task.id, seed=seed)
+    async def fake(spec, session, context):
+        async with context.images.workspace(spec.task) if spec.task.image else contextlib.nullcontext():
+            return episode(1.0, task_id=spec.task.id, seed=spec.seed)
 
     monkeypatch.setattr(rollout, "run_episode", fake)
     specs = [dataclasses.replace(spec, task=dataclasses.replace(spec.task, image="an image")) for spec in SPECS[:2]]
@@ -157,7 +159,7 @@ def test_a_policy_that_fails_ends_the_rollout(monkeypatch):
 
         max_model_len = 99
 
-    async def fake(task, session, *_, **__):
+    async def fake(spec, session, context):
         await session.sample([1], None)
 
     monkeypatch.setattr(rollout, "run_episode", fake)

@@ -7,9 +7,9 @@ import json
 import numpy as np
 import pytest
 
-from composer_jax.agent.episode import EpisodeLimits
+from composer_jax.agent.episode_context import EpisodeContext, EpisodeLimits, EpisodeSettings
 from composer_jax.data.chat.sampling_params import SamplingParams
-from composer_jax.rl.rollout import RolloutContext, play_episode
+from composer_jax.rl.rollout import play_episode
 from composer_jax.rl.sample_journal import SampleJournal
 from composer_jax.sampler.policy import Sample
 from composer_jax.sandbox import LocalSandboxPool, SandboxLimits
@@ -146,7 +146,7 @@ def test_an_episode_with_tools_and_summaries_goes_on_where_it_was_cut(tmp_path):
 
     async def play(policy, folder, cut=False):
         async with LocalSandboxPool(SandboxLimits(), size=4) as pool, policy.serving():
-            context = RolloutContext(CHAT, pool, EpisodeLimits(max_turns=6), ResultCache())
+            context = EpisodeContext(CHAT, pool, EpisodeSettings(EpisodeLimits(max_turns=6)), ResultCache())
             journal = SampleJournal(folder)
             tasks = [
                 asyncio.create_task(play_episode(spec, journal.recorded(policy, spec.group), context))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import composer_jax
-from composer_jax.agent.episode import EpisodeLimits
+from composer_jax.agent.episode_context import EpisodeLimits, EpisodeSettings
 from composer_jax.checkpoint.native import model_notes
 from composer_jax.checkpoint.store import CheckpointStore
 from composer_jax.data.chat.chat_format import Message
@@ -307,32 +307,32 @@ def test_open_without_serving_says_what_to_do(folder):
 
 def test_a_model_plays_an_episode(model):
     """Random weights write no call; the transcript is what they sampled."""
-    limits = EpisodeLimits(max_turn_tokens=12)
-    episode = composer_jax.run_episode(TASK, model, seed=4, limits=limits, system_prompt="Be brief.")
+    settings = EpisodeSettings(EpisodeLimits(max_turn_tokens=12), system_prompt="Be brief.")
+    episode = composer_jax.run_attempt(TASK, model, seed=4, settings=settings)
     assert episode.outcome == "no_call" and episode.reward == 0.0 and episode.seed == 4
     prompt, answer = episode.transcript.nodes
     assert prompt.tokens.tolist() == model.chat_format.render(
         [Message("system", "Be brief."), Message("user", TASK.instruction)]
     )
     assert 0 < len(answer.sampled_tokens) <= 12
-    again = composer_jax.run_episode(TASK, model, seed=4, limits=limits, system_prompt="Be brief.")
+    again = composer_jax.run_attempt(TASK, model, seed=4, settings=settings)
     assert again.transcript.nodes[1].tokens.tolist() == answer.tokens.tolist()
 
 
 def test_any_policy_plays_an_episode_with_the_format_it_is_given(model):
     calls = [ToolCall("edit", {"path": "price.py", "old": "a + b", "new": "a - b"}), ToolCall("finish", {})]
     policy = ScriptedPolicy(lambda seed: [model.chat_format.render_assistant("", [call]) for call in calls])
-    assert composer_jax.run_episode(TASK, policy, chat=model.chat_format).reward == 1.0
+    assert composer_jax.run_attempt(TASK, policy, chat=model.chat_format).reward == 1.0
     with pytest.raises(UserError, match="ScriptedPolicy has no chat format of its own"):
-        composer_jax.run_episode(TASK, policy)
+        composer_jax.run_attempt(TASK, policy)
 
 
 def test_the_episodes_of_a_group_are_those_of_their_seeds(model):
-    limits = EpisodeLimits(max_turn_tokens=12)
-    group = composer_jax.run_group(TASK, model, (4, 7, 5), limits=limits)
+    settings = EpisodeSettings(EpisodeLimits(max_turn_tokens=12))
+    group = composer_jax.run_group(TASK, model, (4, 7, 5), settings=settings)
     assert [episode.seed for episode in group] == [4, 7, 5]
     for episode in group:
-        alone = composer_jax.run_episode(TASK, model, seed=episode.seed, limits=limits)
+        alone = composer_jax.run_attempt(TASK, model, seed=episode.seed, settings=settings)
         assert alone.transcript.tokens == episode.transcript.tokens
 
 

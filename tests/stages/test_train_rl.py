@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from composer_jax.agent.episode import Episode
+from composer_jax.agent.episode_context import EpisodeContext
 from composer_jax.agent.transcript import Transcript
 from composer_jax.checkpoint.store import CheckpointStore
 from composer_jax.checkpoint.weight_chain import WeightReceiver
@@ -21,14 +22,12 @@ from composer_jax.event_loop import EventLoop
 from composer_jax.observe.metrics import MetricsWriter, read_metrics
 from composer_jax.rl import rollout
 from composer_jax.rl.policy_update import UpdateResult
-from composer_jax.rl.rollout import RolloutContext
 from composer_jax.rl.workers.worker_setup import WorkerSetup
 from composer_jax.sampler.runner import RowScores
 from composer_jax.schema.run_config import run_config
 from composer_jax.stages import train_rl as stage
 from composer_jax.stages.rollout_workers import RolloutWorkers
 from composer_jax.storage.workdir import Workdir
-from composer_jax.tasks.result_cache import ResultCache
 from composer_jax.tasks.source import TaskSource
 from composer_jax.train.learner import TrainState
 from configs.tiny import get_config
@@ -99,7 +98,8 @@ def sampler_with(params, router_bias, version):
 
 
 def fake_harness(interrupter):
-    async def run_episode(task, session, pool, chat, *, seed, **_):
+    async def run_episode(spec, session, context):
+        task, seed = spec.task, spec.seed
         place, tasks = ("suite", interrupter.evaluated) if task.split == "heldout" else ("play", interrupter.played)
         tasks.append(task.id)
         interrupter.reach(place, len(tasks))
@@ -132,9 +132,9 @@ def train_rl(tmp_path, monkeypatch, request):
             workdir.mark_done(name, result)
 
         @contextlib.contextmanager
-        def rollout_context(**_):
+        def episode_context(**_):
             with EventLoop() as loop:
-                yield RolloutContext(None, None, None, ResultCache()), loop
+                yield EpisodeContext(None, None), loop
 
         model = types.SimpleNamespace(
             chat=None,
@@ -144,7 +144,7 @@ def train_rl(tmp_path, monkeypatch, request):
             store=lambda name: CheckpointStore(workdir.path / "checkpoints" / name, keep=2),
         )
         services = types.SimpleNamespace(
-            rollout_context=rollout_context,
+            episode_context=episode_context,
             tasks=TaskSource(0, config.tasks),
             check_task_manifest=lambda step: None,
             sampler_with=sampler_with,

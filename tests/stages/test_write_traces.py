@@ -7,8 +7,10 @@ import json
 import numpy as np
 import pytest
 
-from composer_jax.agent.episode import EpisodeLimits, run_episode
+from composer_jax.agent.episode import run_episode
+from composer_jax.agent.episode_context import EpisodeContext, EpisodeLimits, EpisodeSettings
 from composer_jax.agent.episode_record import build_episode_record
+from composer_jax.agent.episode_spec import EpisodeSpec
 from composer_jax.agent.summary import Compaction
 from composer_jax.checkpoint.huggingface import save_hf
 from composer_jax.demo.repository_bugs import RepositoryBugs, ScriptedSession, expert_turns
@@ -72,15 +74,8 @@ def recorded(tmp_path):
         async def play():
             session = ScriptedSession(expert_turns(task, seeded_random("x")), run.model.chat, 1 << 20)
             async with LocalSandboxPool(size=1) as pool:
-                return await run_episode(
-                    task,
-                    session,
-                    pool,
-                    run.model.chat,
-                    compaction=Compaction(None),
-                    limits=limits,
-                    system_prompt="Be good.",
-                )
+                context = EpisodeContext(run.model.chat, pool, EpisodeSettings(limits, "Be good."))
+                return await run_episode(EpisodeSpec(task, 0, Compaction(None)), session, context)
 
         episode = asyncio.run(play())
         record = build_episode_record(episode, task, run.model.chat, condition="none")

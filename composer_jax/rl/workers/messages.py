@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from composer_jax.agent.episode_spec import EpisodeSpec
 from composer_jax.agent.summary import Compaction
 from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.frames import Frame
-from composer_jax.rl.rollout import EpisodeSpec
 from composer_jax.sampler.policy import PromptLogprobs, Sample, TopLogprobs
 from composer_jax.tasks.task import Task
 

@@ -19,10 +19,12 @@ import numpy as np
 from absl import logging
 
 from composer_jax.agent.episode import Episode
+from composer_jax.agent.episode_context import EpisodeContext
+from composer_jax.agent.episode_spec import EpisodeSpec
 from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.errors import UserError
 from composer_jax.frames import Frame, FrameError
-from composer_jax.rl.rollout import EpisodeSpec, RolloutContext, lost_episode, play_episode
+from composer_jax.rl.rollout import lost_episode, play_episode
 from composer_jax.rl.workers.channel import SILENCE_S, Channel, ChannelClosed, RemoteError
 from composer_jax.rl.workers.handshake import HandshakeError, accept_worker
 from composer_jax.rl.workers.messages import sample_to_frame, spec_to_json
@@ -88,7 +90,7 @@ class WorkerPool:
       losses: workers that were lost.
     """
 
-    def __init__(self, options: PoolOptions, setup: WorkerSetup, token: str, context: RolloutContext):
+    def __init__(self, options: PoolOptions, setup: WorkerSetup, token: str, context: EpisodeContext):
         """
         Args:
           setup: what workers need for episodes.
@@ -146,7 +148,7 @@ class WorkerPool:
                 self._assign()
         detail = f"{self._options.retries + 1} workers were lost, the last one: {why}"
         logging.warning("An episode of task %s is lost: %s", spec.task.id, detail)
-        return lost_episode(spec.task, spec.seed, detail)
+        return lost_episode(spec, detail)
 
     async def __aenter__(self) -> Self:
         """Listens. Raises UserError if the address cannot be listened on."""
@@ -282,7 +284,7 @@ class _LocalWorker:
 
     name, is_lost = "this machine", False
 
-    def __init__(self, context: RolloutContext, episodes: int):
+    def __init__(self, context: EpisodeContext, episodes: int):
         self.room, self._context = episodes, context
 
     async def play(self, spec: EpisodeSpec, policy: Policy) -> Episode:

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 from absl import logging
 
+from composer_jax.agent.episode_context import EpisodeContext
 from composer_jax.errors import UserError
 from composer_jax.frames import Frame, FrameError
-from composer_jax.rl.rollout import RolloutContext, play_episode
+from composer_jax.rl.rollout import play_episode
 from composer_jax.rl.workers.channel import Channel
 from composer_jax.rl.workers.handshake import HandshakeError, join_trainer
 from composer_jax.rl.workers.messages import spec_from_json
@@ -60,10 +61,10 @@ class WorkerOptions:
         return self.episodes or EPISODES_PER_CPU * len(os.sched_getaffinity(0))
 
 
-MakeContext = Callable[[WorkerSetup, int], AbstractAsyncContextManager[RolloutContext]]
+MakeContext = Callable[[WorkerSetup, int], AbstractAsyncContextManager[EpisodeContext]]
 
 
-async def run_worker(options: WorkerOptions, make_context: MakeContext = WorkerSetup.rollout_context) -> None:
+async def run_worker(options: WorkerOptions, make_context: MakeContext = WorkerSetup.episode_context) -> None:
     """Plays episodes until the trainer ends its run. Cancelling it returns the sandboxes.
 
     Args:
@@ -116,7 +117,7 @@ async def _serve(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
     options: WorkerOptions,
-    context: RolloutContext,
+    context: EpisodeContext,
     silence_s: float,
 ) -> bool:
     """Plays what comes over one connection; returns whether the trainer has ended its run."""
@@ -136,7 +137,7 @@ class _Desk:
 
     channel: Channel
 
-    def __init__(self, context: RolloutContext, episodes: int):
+    def __init__(self, context: EpisodeContext, episodes: int):
         self.is_over = False
         self._context, self._turns = context, asyncio.Semaphore(episodes)
         self._reported_runs = self._reported_hits = 0

@@ -19,7 +19,7 @@ class WorkerThread:
     A worker that fails is logged, and the trainer's other workers play its episodes.
     """
 
-    def __init__(self, options: WorkerOptions, make_context: MakeContext = WorkerSetup.rollout_context):
+    def __init__(self, options: WorkerOptions, make_context: MakeContext = WorkerSetup.episode_context):
         """See run_worker."""
         self._options, self._make_context = options, make_context
         self._started: concurrent.futures.Future[asyncio.Task] = concurrent.futures.Future()

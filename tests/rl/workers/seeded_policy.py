@@ -4,12 +4,12 @@ import asyncio
 import contextlib
 import random
 
+from composer_jax.agent.episode_spec import EpisodeSpec
 from composer_jax.agent.summary import Compaction
 from composer_jax.data.chat.compact import CompactFormat
 from composer_jax.data.chat.messages import ToolCall
 from composer_jax.data.tokenizer import Tokenizer
 from composer_jax.demo import bugfix
-from composer_jax.rl.rollout import EpisodeSpec
 from composer_jax.rl.workers.worker_setup import WorkerSetup
 from composer_jax.sampler.policy import Sample
 from composer_jax.seeds import hash_seed

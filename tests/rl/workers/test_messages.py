@@ -8,13 +8,13 @@ import math
 import numpy as np
 import pytest
 
-from composer_jax.agent.episode import EpisodeLimits
+from composer_jax.agent.effort import EffortConfig, EffortLevel
+from composer_jax.agent.episode_context import EpisodeContext, EpisodeLimits, EpisodeSettings
+from composer_jax.agent.episode_spec import EpisodeSpec
 from composer_jax.agent.summary import Compaction
 from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.demo.bugfix import generate
 from composer_jax.frames import encode_frame
-from composer_jax.rl.effort import EffortConfig, EffortLevel
-from composer_jax.rl.rollout import EpisodeSpec, RolloutContext
 from composer_jax.rl.workers.messages import (
     params_to_json,
     sample_from_frame,
@@ -28,9 +28,6 @@ from composer_jax.sampler.policy import PromptLogprobs, Sample
 from composer_jax.sandbox import SandboxLimits
 from tests.rl.workers.seeded_policy import CHAT, specs, worker_setup
 from tests.test_frames import read
-
-OF_THE_MACHINE = {"chat", "pool", "limits", "cache", "infrastructure_retries", "images"}
-"""Fields of a RolloutContext that a worker makes, or that the trainer's WorkerPool decides."""
 
 
 def differing_fields(a, b) -> set[str]:
@@ -46,28 +43,26 @@ def test_a_spec_arrives_with_every_field():
 
 
 def test_a_setup_arrives_with_every_field_and_fills_every_field_of_the_context(tmp_path):
-    """A field that the setup loses has its default in the context of the worker, which differs from this one."""
-    setup = worker_setup(
-        tmp_path,
-        limits=EpisodeLimits(max_turns=3),
+    """A setting that the setup loses has its default in the context of the worker, which differs from this one."""
+    settings = EpisodeSettings(
+        EpisodeLimits(max_turns=3),
         system_prompt="Be brief.",
         effort=EffortConfig({"low": EffortLevel(10, 2.0)}, "{level}!"),
         temperature=0.5,
         episode_seconds=9.0,
         return_routing=True,
+        infrastructure_retries=5,
     )
+    assert differing_fields(settings, EpisodeSettings()) == {field.name for field in dataclasses.fields(settings)}
+    setup = worker_setup(tmp_path, settings=settings)
     received = WorkerSetup.from_json(json.loads(json.dumps(setup.to_json())))
     assert received == setup
 
-    async def context_of_worker() -> RolloutContext:
-        async with received.rollout_context(1) as context:
+    async def context_of_worker() -> EpisodeContext:
+        async with received.episode_context(1) as context:
             return context
 
-    context = asyncio.run(context_of_worker())
-    travelling = {field.name: field for field in dataclasses.fields(RolloutContext) if field.name not in OF_THE_MACHINE}
-    for name, field in travelling.items():
-        assert getattr(context, name) == getattr(setup, name) != field.default, name
-    assert context.limits == setup.limits
+    assert asyncio.run(context_of_worker()).settings == settings
 
 
 SAMPLES = [
@@ -105,7 +100,8 @@ def test_specs_params_and_setup_arrive(tmp_path):
         assert spec_from_json(json.loads(json.dumps(spec_to_json(spec)))) == spec
     params = SamplingParams(5, 0.5, 0.9, 10, 0.1, (3, 4), ("a",), 2, True, True)
     assert SamplingParams(**json.loads(json.dumps(params_to_json(params)))) == params
-    setup = worker_setup(tmp_path, limits=EpisodeLimits(3, 4, 5), sandbox_limits=SandboxLimits(timeout_s=1.5))
+    settings, sandbox_limits = EpisodeSettings(EpisodeLimits(3, 4, 5)), SandboxLimits(timeout_s=1.5)
+    setup = worker_setup(tmp_path, settings=settings, sandbox_limits=sandbox_limits)
     back = WorkerSetup.from_json(json.loads(json.dumps(setup.to_json())))
     assert back == setup
     prompt = CHAT.user(["a prompt", " of a user"])

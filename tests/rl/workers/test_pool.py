@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
-from composer_jax.agent.episode import EpisodeLimits
+from composer_jax.agent.episode_context import EpisodeContext
 from composer_jax.errors import UserError
 from composer_jax.rl import rollout
-from composer_jax.rl.rollout import RolloutContext, play_episode
+from composer_jax.rl.rollout import play_episode
 from composer_jax.rl.workers.channel import RemoteError
 from composer_jax.rl.workers.pool import PoolOptions, WorkerPool
 from composer_jax.rl.workers.worker import WorkerOptions, run_worker
@@ -22,7 +22,7 @@ from tests.rl.workers.seeded_policy import CHAT, SeededPolicy, specs, until, wor
 
 TOKEN = "a token of the tests"
 SETUP = WorkerSetup({})
-NO_SANDBOXES = RolloutContext(None, None, EpisodeLimits(), ResultCache())
+NO_SANDBOXES = EpisodeContext(None, None)
 
 
 @contextlib.asynccontextmanager
@@ -59,12 +59,12 @@ async def play_one_on_a_worker():
 def harness(monkeypatch):
     """An episode samples three times: tokens 7 and then all of its context."""
 
-    async def run_episode(task, session, *_, seed, **__):
+    async def run_episode(spec, session, _):
         context = [7]
         for branch in (0, 0, 1):
             sample = await session.sample(context, rollout.SamplingParams(64), branch=branch)
             context = [*context, *sample.tokens, 5]
-        made = episode(1.0, conversation(100), task_id=task.id, seed=seed)
+        made = episode(1.0, conversation(100), task_id=spec.task.id, seed=spec.seed)
         made.detail = str(context)
         return made
 
@@ -76,13 +76,13 @@ def test_episodes_of_workers_equal_those_of_this_process_token_for_token(tmp_pat
     jobs, setup = specs(12), worker_setup(tmp_path)
 
     async def main():
-        context = RolloutContext(CHAT, None, EpisodeLimits(), ResultCache())
+        context = EpisodeContext(CHAT, None, cache=ResultCache())
         local, remote = SeededPolicy(), SeededPolicy()
         async with LocalSandboxPool(SandboxLimits(), size=2) as sandboxes, local.serving():
             here = dataclasses.replace(context, pool=sandboxes)
             expected = await asyncio.gather(*(play_episode(spec, local, here) for spec in jobs))
         async with trainer(remote, setup, context) as pool:
-            workers = [start_worker(pool, make_context=WorkerSetup.rollout_context) for _ in range(2)]
+            workers = [start_worker(pool, make_context=WorkerSetup.episode_context) for _ in range(2)]
             episodes = await asyncio.gather(*play_all(pool, remote, jobs))
         await asyncio.gather(*workers)
         assert [e.to_json() for e in episodes] == [e.to_json() for e in expected]
@@ -257,7 +257,7 @@ def test_a_policy_that_fails_ends_the_run_with_its_own_exception(harness):
 
 
 def test_a_task_that_a_worker_cannot_play_ends_the_run_with_its_sentence(monkeypatch):
-    async def run_episode(*_, **__):
+    async def run_episode(*_):
         raise UserError("task t needs the image i")
 
     monkeypatch.setattr(rollout, "run_episode", run_episode)

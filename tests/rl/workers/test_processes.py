@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from composer_jax.agent.episode import EpisodeLimits
-from composer_jax.rl.rollout import RolloutContext, play_episode
+from composer_jax.agent.episode_context import EpisodeContext
+from composer_jax.rl.rollout import play_episode
 from composer_jax.rl.workers.handshake import make_token
 from composer_jax.rl.workers.pool import PoolOptions, WorkerPool
 from composer_jax.sandbox import LocalSandboxPool, SandboxLimits
@@ -48,7 +48,7 @@ async def play_locally(context):
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_worker_that_is_killed_or_frozen_changes_no_token(tmp_path, number):
     async def main():
-        context = RolloutContext(CHAT, None, EpisodeLimits(), ResultCache())
+        context = EpisodeContext(CHAT, None, cache=ResultCache())
         expected = await play_locally(context)
         policy, token_file, ended = SeededPolicy(pause_after=180), tmp_path / "token", []
         options = PoolOptions(silence_s=8.0, patience_s=120)

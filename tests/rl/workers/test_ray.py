@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from composer_jax.agent.episode import EpisodeLimits
+from composer_jax.agent.episode_context import EpisodeContext
 from composer_jax.errors import UserError
-from composer_jax.rl.rollout import RolloutContext, play_episode
+from composer_jax.rl.rollout import play_episode
 from composer_jax.rl.workers import ray_cluster
 from composer_jax.rl.workers.pool import PoolOptions, WorkerPool
 from composer_jax.rl.workers.ray_cluster import RayCluster
@@ -74,7 +74,7 @@ def cluster(monkeypatch):
 def test_of_four_nodes_one_is_killed_and_every_episode_ends_once(cluster, tmp_path):
     """A fifth node joins afterwards and gets a worker, too."""
     cluster, nodes = cluster
-    context = RolloutContext(CHAT, None, EpisodeLimits(), ResultCache())
+    context = EpisodeContext(CHAT, None, cache=ResultCache())
     policy, ended = SeededPolicy(pause_after=180), []
 
     async def play(pool, spec):

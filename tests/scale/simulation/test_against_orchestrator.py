@@ -94,8 +94,9 @@ def sharing_harness(rates):
     decoding = 0
 
     def harness(policy):
-        async def run_episode(task, session, pool, chat, *, seed, **_):
+        async def run_episode(spec, session, context):
             nonlocal decoding
+            task, seed = spec.task, spec.seed
             play, oldest = policy.play_of(seed), policy.version
             for _ in range(play.turns):
                 await asyncio.sleep(play.turn_s)
