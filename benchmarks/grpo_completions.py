@@ -29,7 +29,7 @@ from composer_jax.parallel.platform import configure_cpu
 from composer_jax.rl.config import RLConfig
 from composer_jax.rl.learning_step import CompletedStep, Cursor
 from composer_jax.rl.ledger import RolloutLedger
-from composer_jax.rl.orchestrator import Orchestrator
+from composer_jax.rl.orchestrator import Learning, Orchestrator, Playing, Watchers
 from composer_jax.rl.policy_update import PolicyUpdate
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.engine import Sampler
@@ -110,14 +110,14 @@ def run(steps: int, folder: Path) -> list[float]:
         orchestrator = Orchestrator(
             config,
             Prompts(),  # pyright: ignore[reportArgumentType]: what the orchestrator calls of a GroupSource
-            PolicyUpdate(config, learner),
-            sampler,
-            EpisodeContext(None, None),  # pyright: ignore[reportArgumentType]: no sandboxes
+            Learning(PolicyUpdate(config, learner), state, Cursor()),
+            Playing(
+                sampler,
+                EpisodeContext(None, None),  # pyright: ignore[reportArgumentType]: no sandboxes
+                lambda spec, policy: complete(spec, policy, model.vocab_size),
+            ),
             ledger,
-            state=state,
-            cursor=Cursor(),
-            on_step=on_step,
-            play=lambda spec, policy: complete(spec, policy, model.vocab_size),
+            Watchers(on_step),
         )
         asyncio.run(orchestrator.run())
     assert np.isfinite(seconds).all()

@@ -47,6 +47,41 @@ class _LearnedStep:
     """Seconds that the learner computed."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Learning:
+    """What learns, and where it goes on: the weights and the position of the latest checkpoint."""
+
+    learner: GroupLearner
+    state: TrainState
+    cursor: Cursor
+
+
+@dataclasses.dataclass(frozen=True)
+class Playing:
+    """What plays the groups."""
+
+    policy: TrainablePolicy
+    context: EpisodeContext
+    """What episodes need; its cache counts the sandbox runs of all of them."""
+    play: PlayEpisode | None = None
+    """Plays an episode of a policy, as on the workers of rl/workers; None plays it in this process."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Watchers:
+    """What is told of the steps and the episodes of a run, and what measures its weights between them."""
+
+    on_step: Callable[[CompletedStep], None]
+    """Called in a thread after each step, before the next one begins; it may save Orchestrator.state."""
+    on_episode: Callable[[Episode], None] | None = None
+    """Called as each episode ends."""
+    evaluate: Evaluate | None = None
+    """Measures the policy after each step, and at the beginning what an earlier process did not measure. The weights
+    stay until it has ended; it is cancelled if the run ends otherwise."""
+    weight_check: WeightCheck | None = None
+    """Measures at the beginning and every rl.weight_check_every steps; None never does."""
+
+
 class Orchestrator:
     """One RL run.
 
@@ -59,52 +94,34 @@ class Orchestrator:
         self,
         config: RLConfig,
         source: GroupSource,
-        learner: GroupLearner,
-        policy: TrainablePolicy,
-        context: EpisodeContext,
+        learning: Learning,
+        playing: Playing,
         ledger: RolloutLedger,
-        *,
-        state: TrainState,
-        cursor: Cursor,
-        on_step: Callable[[CompletedStep], None],
-        on_episode: Callable[[Episode], None] | None = None,
-        play: PlayEpisode | None = None,
-        evaluate: Evaluate | None = None,
-        shares_devices: bool = True,
-        weight_check: WeightCheck | None = None,
+        watchers: Watchers,
     ):
-        """
-        Args:
-          state, cursor: those of the latest checkpoint.
-          on_step: called in a thread after each step, before the next one begins; it may save `state`.
-          on_episode: called as each episode ends.
-          play: plays an episode of a policy, as on the workers of rl/workers; None plays it in this process.
-          evaluate: measures the policy after each step, and at the beginning what an earlier process did not measure.
-            The weights stay until it has ended; it is cancelled if the run ends otherwise.
-          shares_devices: whether the policy pauses while the learner computes, because they use the same devices.
-          weight_check: measures at the beginning and every rl.weight_check_every steps; None never does.
-        """
+        """The policy pauses while the learner computes, unless rl.rollout_devices gives it devices of its own."""
         self.config, self.source = config, source
-        self.learner, self.policy, self.ledger = learner, policy, ledger
-        self.state, self.cursor, self.is_consistent = state, cursor, True
-        self._on_step, self._shares_devices, self._weight_check = on_step, shares_devices, weight_check
-        play = play or functools.partial(play_episode, context=context)
+        self.learner, self.policy, self.ledger = learning.learner, playing.policy, ledger
+        self.state, self.cursor, self.is_consistent = learning.state, learning.cursor, True
+        self._on_step, self._weight_check = watchers.on_step, watchers.weight_check
+        self._shares_devices = config.rollout_devices == 0
+        play = playing.play or functools.partial(play_episode, context=playing.context)
         self.player = GroupPlayer(
-            lambda spec: play(spec, ledger.samples.recorded(policy, spec.group)), self._store, on_episode
+            lambda spec: play(spec, ledger.samples.recorded(self.policy, spec.group)), self._store, watchers.on_episode
         )
-        self.evaluation = PinnedEvaluation(evaluate)
+        self.evaluation = PinnedEvaluation(watchers.evaluate)
         self._played: dict[int, PlayedGroup] = {}
-        self._cache = context.cache
+        self._cache = playing.context.cache
         self.buffer = GroupBuffer(
             source.groups_per_step,
             config.steps,
             config.max_staleness,
             late_groups=config.late_groups,
             in_order=config.deterministic,
-            step=cursor.task_step,
+            step=self.cursor.task_step,
         )
         self._backlog: list[int] = []
-        self._served_version = cursor.weight_version
+        self._served_version = self.cursor.weight_version
         self._recover()
 
     async def run(self) -> None:

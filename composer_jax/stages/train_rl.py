@@ -24,7 +24,7 @@ from composer_jax.rl.group_source import GroupSource
 from composer_jax.rl.learning_step import CompletedStep, Cursor
 from composer_jax.rl.ledger import RolloutLedger
 from composer_jax.rl.multi_host import FollowingUpdate, LeadingUpdate
-from composer_jax.rl.orchestrator import Orchestrator
+from composer_jax.rl.orchestrator import Learning, Orchestrator, Playing, Watchers
 from composer_jax.rl.played_group import PlayedGroup
 from composer_jax.rl.policy_update import PolicyUpdate
 from composer_jax.rl.weight_check import WeightCheck, check_row, gap_bound
@@ -109,22 +109,14 @@ def _take_steps(
             await periodic.play(step, version, sampler, context, play, slots=slots, on_done=show)
 
         source = GroupSource(config, run.config.agent, run.config.seed, run.services.tasks)
-        orchestrator = Orchestrator(
-            config,
-            source,
-            learner,
-            sampler,
-            context,
-            ledger,
-            state=state,
-            cursor=cursor,
-            on_step=on_step,
+        watchers = Watchers(
+            on_step,
             on_episode=lambda _: progress.update(0, ended=next(ended)),
-            shares_devices=config.rollout_devices == 0,
-            play=workers.play,
             evaluate=evaluate,
             weight_check=_weight_check(run, learner, sampler),
         )
+        learning, playing = Learning(learner, state, cursor), Playing(sampler, context, workers.play)
+        orchestrator = Orchestrator(config, source, learning, playing, ledger, watchers)
         metrics.truncate_after(len(ledger.batches))
         periodic.truncate_after(len(ledger.batches))
         recorder = _Recorder(run, source, store, metrics, ledger, sampler, state=state, cursor=cursor)

@@ -21,7 +21,7 @@ from composer_jax.rl.config import RLConfig
 from composer_jax.rl.group_source import GroupSource
 from composer_jax.rl.learning_step import CompletedStep, Cursor
 from composer_jax.rl.ledger import RolloutLedger
-from composer_jax.rl.orchestrator import Orchestrator
+from composer_jax.rl.orchestrator import Learning, Orchestrator, Playing, Watchers
 from composer_jax.rl.policy_update import UpdateResult
 from composer_jax.sampler.policy import Sample
 from composer_jax.seeds import hash_seed
@@ -177,21 +177,18 @@ class Simulation:
         policy.version = cursor.weight_version
         self.update, self.policy = update, policy
         context = EpisodeContext(None, None, EpisodeSettings(episode_seconds=self.episode_seconds))
+        config = dataclasses.replace(self.config, rollout_devices=0 if self.shares_devices else 1)
+        state = TrainState(cursor.weight_version, {}, {}, cursor.optimizer_step)
+        evaluate = self.evaluate and functools.partial(self.evaluate, policy)
+        watchers = Watchers(self._save, self._count, evaluate, self.new_weight_check(policy))
         with RolloutLedger(self.folder) as ledger:
             orchestrator = Orchestrator(
-                self.config,
-                GroupSource(self.config, AGENT, 0, TaskSource(0, TASKS)),
-                update,
-                policy,
-                context,
+                config,
+                GroupSource(config, AGENT, 0, TaskSource(0, TASKS)),
+                Learning(update, state, cursor),
+                Playing(policy, context),
                 ledger,
-                state=TrainState(cursor.weight_version, {}, {}, cursor.optimizer_step),
-                cursor=cursor,
-                on_step=self._save,
-                on_episode=self._count,
-                shares_devices=self.shares_devices,
-                evaluate=self.evaluate and functools.partial(self.evaluate, policy),
-                weight_check=self.new_weight_check(policy),
+                watchers,
             )
             self.orchestrator = orchestrator
             began = asyncio.get_running_loop().time()
