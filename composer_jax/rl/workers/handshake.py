@@ -18,7 +18,7 @@ from typing import Any
 from composer_jax.errors import UserError
 from composer_jax.frames import encode_frame, read_frame
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Version of the messages; a worker refuses a trainer of another version."""
 HANDSHAKE_S = 10.0
 """Seconds in which a new connection completes the handshake, or is closed."""
