@@ -9,7 +9,7 @@ import pytest
 
 from composer_jax.agent.conversation_rows import episode_rows, record_rows
 from composer_jax.agent.episode import run_episode
-from composer_jax.agent.episode_context import EpisodeContext, EpisodeLimits
+from composer_jax.agent.episode_context import EpisodeContext, EpisodeLimits, EpisodeSettings
 from composer_jax.agent.episode_record import build_episode_record
 from composer_jax.agent.episode_spec import EpisodeSpec
 from composer_jax.agent.summary import Compaction
@@ -64,9 +64,8 @@ def repair(request, pool):
     task = RepositoryBugs().generate("train", 0, 0)
     session = ScriptedSession(expert_turns(task, seeded_random("x")), chat, 1 << 20)
     limits = EpisodeLimits(max_turns=16, max_turn_tokens=2000, max_episode_tokens=60_000)
-    episode = asyncio.run(
-        run_episode(task, session, pool, chat, compaction=Compaction(None), limits=limits, system_prompt="Be good.")
-    )
+    context = EpisodeContext(chat, pool, EpisodeSettings(limits, "Be good."))
+    episode = asyncio.run(run_episode(EpisodeSpec(task, 0, Compaction(None)), session, context))
     return chat, task, episode
 
 

@@ -158,14 +158,14 @@ def test_an_episode_that_loses_every_worker_is_lost_itself(harness):
     async def main():
         policy = SeededPolicy(pause_after=0)
         async with trainer(policy, retries=1) as pool:
-            (playing,) = play_all(pool, policy, specs(1))
+            (playing,) = play_all(pool, policy, [dataclasses.replace(spec, effort="low") for spec in specs(1)])
             for attempt in (1, 2):
                 worker = start_worker(pool)
                 await until(lambda attempt=attempt: len(policy.samples) == attempt)
                 worker.cancel()
                 await until(lambda attempt=attempt: pool.losses == attempt)
             lost = await playing
-        assert (lost.outcome, lost.reward) == ("infrastructure", None)
+        assert (lost.outcome, lost.reward, lost.effort) == ("infrastructure", None, "low")
         assert "2 workers were lost, the last one: " in lost.detail and "the connection ended" in lost.detail
 
     asyncio.run(main())
