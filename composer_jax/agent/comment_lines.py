@@ -4,8 +4,6 @@ Models that are paid for short thinking have moved their reasoning into comments
 4.2); the ratio of the two counts shows it.
 """
 
-from __future__ import annotations
-
 import ast
 import io
 import re

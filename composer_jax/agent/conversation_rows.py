@@ -1,7 +1,5 @@
 """Episodes as conversations in OpenAI's form, for SFT and for other tools (data/chat/conversations.py reads them)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

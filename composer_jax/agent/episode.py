@@ -1,12 +1,10 @@
 """One episode: a task, a policy behind a Session, tools in a sandbox, and the grade at the end."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from composer_jax.agent import summary, todos, tools
 from composer_jax.agent.episode_clock import EpisodeClock, OutOfTime
@@ -93,7 +91,7 @@ class Episode:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Episode:
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
         transcript, usage = Transcript.from_json(data["transcript"]), EpisodeUsage(**data["usage"])
         tools = tuple(data.get("tools", ()))
         parts = dict(data["parts"])
@@ -131,7 +129,7 @@ async def run_episode(spec: EpisodeSpec, session: Session, context: EpisodeConte
         return run.episode("infrastructure", None, {}, str(error))
 
 
-async def _play_and_grade(run: _Run, workspace: Workspace, place: TaskWorkspace, cache: EpisodeCache) -> Episode:
+async def _play_and_grade(run: "_Run", workspace: Workspace, place: TaskWorkspace, cache: EpisodeCache) -> Episode:
     task = run.spec.task
     try:
         outcome, broken = await _play(run, workspace)
@@ -161,7 +159,7 @@ async def _play_and_grade(run: _Run, workspace: Workspace, place: TaskWorkspace,
     return run.episode(outcome, reward, dict(result.parts), result.detail)
 
 
-async def _play(run: _Run, workspace: Workspace) -> tuple[Outcome, str]:
+async def _play(run: "_Run", workspace: Workspace) -> tuple[Outcome, str]:
     """Returns how playing ended, and a sentence on what the policy broke; "" if nothing."""
     try:
         async with run.clock.running():

@@ -1,7 +1,5 @@
 """EpisodeClock: the limit on the seconds of tools and harness in an episode."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager

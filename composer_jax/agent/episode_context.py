@@ -1,10 +1,8 @@
 """EpisodeContext: all that an episode needs and that is the same for many."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, Self
 
 from composer_jax.agent.effort import EffortConfig, EffortLevel
 from composer_jax.data.chat.chat_format import ChatFormat
@@ -68,7 +66,7 @@ class EpisodeSettings:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> EpisodeSettings:
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Makes the settings of a dict of `to_json`. Raises UserError for limits below 1."""
         levels = {name: EffortLevel(**level) for name, level in data["effort"]["levels"].items()}
         effort = EffortConfig(levels, data["effort"]["prompt"])

@@ -1,7 +1,5 @@
 """An Episode as text: the record that the report shows. Training does not use it."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """EpisodeSpec: one episode to be played."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from composer_jax.agent.summary import Compaction

@@ -4,8 +4,6 @@ A command line is parsed into its simple commands (shlex). It duplicates a tool 
 or only changes the folder; `python job.py | grep loss` and `ls && pytest` do more and are not duplicates.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Collection, Sequence

@@ -4,8 +4,6 @@ A new branch holds the task, the summary, and the state that the harness carries
 agent's plan. The summary is sampled like every other message, so the episode's reward trains it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

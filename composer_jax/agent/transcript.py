@@ -12,12 +12,10 @@ first routes that are recorded for it: those of the call that sampled what follo
 again later with other weights. Branches share the routes of the tokens that they share.
 """
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -298,7 +296,7 @@ class Transcript:
         return {"nodes": nodes, "tip": self.tip}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Transcript:
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Raises TranscriptError when `data` is not a tree in which parents come before their children."""
         transcript = cls()
         for number, item in enumerate(data["nodes"]):

@@ -1,7 +1,5 @@
 """Turns: the messages of the model in a transcript, with what their tools answered."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile

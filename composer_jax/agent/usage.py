@@ -3,8 +3,6 @@
 Rewards charge for these counts (rl/rewards.py, rl/penalties.py), and the metrics of RL show them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from bisect import bisect_left

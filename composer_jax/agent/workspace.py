@@ -5,8 +5,6 @@ commands change files, and the changes are fetched after every command, so readi
 sandbox is acquired to run code, replaced when it dies, and not used for a run whose result on the same files is cached.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence

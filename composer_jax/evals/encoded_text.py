@@ -1,7 +1,5 @@
 """A text to be scored, as token ids: a file, or a folder of source files."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

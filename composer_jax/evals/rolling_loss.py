@@ -4,8 +4,6 @@ Row r of `evals.score.windows` holds the tokens from r * stride on. All tokens o
 of every later row the last `stride`, so that each has at least window - stride tokens before it.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

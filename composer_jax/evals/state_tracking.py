@@ -3,8 +3,6 @@
 After Composer 2 (arXiv 2603.24477, appendix B), which names LoCoDiff; the form of the prompt is ours.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections import Counter

@@ -7,8 +7,6 @@ contexts are those of before, and tools run again. From the first context that d
 a time, the policy samples.
 """
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import hashlib
@@ -36,7 +34,7 @@ class SampleJournal:
         """before_write: called before every write, such as Workdir.require_held."""
         self._folder, self._before_write = folder, before_write
 
-    def recorded(self, policy: Policy, group: int) -> RecordedPolicy:
+    def recorded(self, policy: Policy, group: int) -> "RecordedPolicy":
         """Returns `policy` for the episodes of a group: its sessions record their samples, and return those on disk."""
         return RecordedPolicy(policy, self._folder / f"{group:08d}", self._before_write)
 
@@ -72,7 +70,7 @@ class RecordedPolicy:
         """See Policy.serving."""
         return self._policy.serving()
 
-    async def open(self, seed: int) -> RecordedSession:
+    async def open(self, seed: int) -> "RecordedSession":
         """See Policy.open."""
         session = await self._policy.open(seed)
         try:
@@ -101,7 +99,7 @@ class RecordedSession:
     Routes are recorded once per token, so a returned sample has those that its context had when it was sampled.
     """
 
-    def __init__(self, session: Session, file: _File, records: Sequence[_Record]):
+    def __init__(self, session: Session, file: "_File", records: Sequence[_Record]):
         self.max_model_len = session.max_model_len
         self._session, self._file, self._records = session, file, deque(records)
         self._tokens, self._routing = np.empty(0, np.int32), np.empty((0, 0, 0), np.int16)  # of the sample before

@@ -6,8 +6,6 @@ number as a decode step would, and keeps the drawn tokens up to the first that d
 2023, arXiv 2211.17192, accept by a second random number; here draft and draw share one.)
 """
 
-from __future__ import annotations
-
 import statistics
 from collections import deque
 from collections.abc import Sequence

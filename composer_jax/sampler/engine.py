@@ -1,14 +1,12 @@
 """Sampler: the rollout engine. One task schedules, runs and commits; requests come and go between device calls."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses
 import functools
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 from jax.sharding import Mesh
@@ -224,7 +222,7 @@ class Sampler:
     # -- sessions ------------------------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
-    async def serving(self) -> AsyncIterator[Sampler]:
+    async def serving(self) -> AsyncIterator[Self]:
         """Serves sessions inside the block.
 
         If serving fails, every pending request raises the exception, and so does every later one.

@@ -9,8 +9,6 @@ releases the others, which may then be reused while pages after them are held. T
 pages: a prefix is found as long as the pages are there that the tokens after it attend to.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from composer_jax.sampler.pages import PagePool, n_skipped_pages
@@ -21,7 +19,7 @@ class PrefixNode:
 
     __slots__ = ("children", "epoch", "held", "key", "page", "parent")
 
-    def __init__(self, parent: PrefixNode | None, key: tuple[int, ...], page: int | None, epoch: int) -> None:
+    def __init__(self, parent: "PrefixNode | None", key: tuple[int, ...], page: int | None, epoch: int) -> None:
         self.parent, self.key, self.epoch = parent, key, epoch
         self.page = page
         """None where it was reused; never of a node that is held."""
@@ -29,7 +27,7 @@ class PrefixNode:
         self.held = 0
         """Holders of this page."""
 
-    def path(self) -> list[PrefixNode]:
+    def path(self) -> "list[PrefixNode]":
         """The nodes from the first page to this one."""
         nodes, node = [], self
         while node.parent is not None:

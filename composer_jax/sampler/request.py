@@ -1,7 +1,5 @@
 """Request: what is to be sampled. RequestHandle: a request in the engine, from its submission to its Sample."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import itertools

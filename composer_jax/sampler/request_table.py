@@ -1,7 +1,5 @@
 """RequestTable: the requests of a sampler that have no answer yet, and what device calls bring to each of them."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Runner: the weights and the cache on the mesh, and the device calls that carry out a schedule."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

@@ -12,8 +12,6 @@ holds a bounded number of pages at any length. A page holds the entries of all l
 whole context, no page can be given up, and a sequence gets the pages of its whole context when it starts.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Iterable

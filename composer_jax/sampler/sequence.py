@@ -1,7 +1,5 @@
 """What the scheduler deals with: sequences, leases, and the device calls that it plans. Plain data, no JAX."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Hashable
 

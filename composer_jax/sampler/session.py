@@ -1,7 +1,5 @@
 """EngineSession: the requests of one conversation to a Sampler, and the lease that keeps its pages between them."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Sequence
 
@@ -22,7 +20,7 @@ class EngineSession:
         submit: Callable[[Request], RequestHandle],
         max_model_len: int,
         seed: int,
-        on_close: Callable[[EngineSession], None],
+        on_close: Callable[["EngineSession"], None],
     ) -> None:
         """submit, max_model_len: those of the Sampler and its config."""
         self.max_model_len = max_model_len

@@ -5,12 +5,10 @@ Nothing but device calls needs the other processes. Process 0 sends the name and
 way. The weights and the cache are global arrays of which every process holds its shards already.
 """
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -43,7 +41,7 @@ class Leader:
         self._sender: CommandSender | None = None
         self._failure = ""
 
-    async def __aenter__(self) -> Leader:
+    async def __aenter__(self) -> Self:
         """Waits until every other process follows."""
         if self._runner.mesh.is_multi_process:
             loop = asyncio.get_running_loop()

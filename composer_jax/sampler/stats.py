@@ -1,7 +1,5 @@
 """SamplerStats: the numbers of a sampler at one moment."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from composer_jax.sampler.drafts import Speculation

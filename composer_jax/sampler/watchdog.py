@@ -4,8 +4,6 @@ A sampler stands still in a device call that does not end (a collective that ano
 that is slow), or between calls, when no request can run. From outside both look like a request without an answer.
 """
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import time

@@ -9,8 +9,6 @@ The three tensors of Kimi K2.5 in bfloat16 have 685 GB, 0.67 GB on each of 1,024
 takes as much memory while it is read. Some dozens of bytes are sent.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence

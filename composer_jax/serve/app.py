@@ -1,7 +1,5 @@
 """The web application: routes, keys, and errors as answers."""
 
-from __future__ import annotations
-
 import contextlib
 import hmac
 from collections.abc import AsyncIterator, Awaitable, Callable

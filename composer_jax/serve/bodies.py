@@ -3,9 +3,7 @@
 Fields that change nothing of the answer (`user`, `metadata`, `store` and the like) are accepted and not read.
 """
 
-from __future__ import annotations
-
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -165,7 +163,7 @@ class ChatBody(DetailedBody):
         return _check_choice(choice)
 
     @model_validator(mode="after")
-    def _check_top_logprobs(self) -> ChatBody:
+    def _check_top_logprobs(self) -> Self:
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs; set logprobs to true")
         return self

@@ -1,7 +1,5 @@
 """POST /v1/chat/completions: answers in the form of OpenAI's chat completions, with vLLM's token ids."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

@@ -1,7 +1,5 @@
 """POST /v1/completions: continues texts or token ids, in the form of OpenAI's completions."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence

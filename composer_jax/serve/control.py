@@ -1,10 +1,8 @@
 """The control plane for trainers: pausing, new weights, and what sessions recorded."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -13,9 +11,7 @@ from composer_jax.errors import UserError
 from composer_jax.serve.bodies import WeightsBody, parse_body
 from composer_jax.serve.errors import ApiError
 from composer_jax.serve.event_stream import read_body
-
-if TYPE_CHECKING:
-    from composer_jax.serve.service import Client, Service
+from composer_jax.serve.service import Client, Service
 
 PAUSE_MODES = ("keep", "wait", "abort")
 

@@ -1,7 +1,5 @@
 """ApiError: a refused request, in the form of OpenAI's API."""
 
-from __future__ import annotations
-
 from typing import Any
 
 CONTEXT_LENGTH = "context_length_exceeded"

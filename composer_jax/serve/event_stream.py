@@ -1,7 +1,5 @@
 """EventStream: server-sent events to a client that may read slowly or leave."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence

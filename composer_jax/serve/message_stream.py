@@ -1,7 +1,5 @@
 """MessageStream: what sampled ids say, while they are sampled: content, reasoning, and at the end the tool calls."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

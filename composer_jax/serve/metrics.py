@@ -1,7 +1,5 @@
 """ServerMetrics: what the server does, for Prometheus and for its page."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from typing import Any

@@ -1,7 +1,5 @@
 """POST /v1/responses: answers in the form of OpenAI's Responses API. Nothing is stored between two requests."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any

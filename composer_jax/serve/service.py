@@ -1,7 +1,5 @@
 """Service: requests of clients in the engine, within limits; what every endpoint shares."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses

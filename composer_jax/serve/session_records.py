@@ -1,7 +1,5 @@
 """SessionRecords: what sessions really saw and sampled, so that a foreign harness can be trained from it."""
 
-from __future__ import annotations
-
 import time
 from collections import OrderedDict, deque
 from typing import Any

@@ -1,7 +1,5 @@
 """What answers say about tokens beside their text: log-probabilities, and the experts that computed them."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import io

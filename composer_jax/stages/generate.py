@@ -1,7 +1,5 @@
 """Generates text from weights at an address: what `launch.generate` does."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 

@@ -3,13 +3,11 @@
 It generates text, answers in a conversation, and is a Policy (sampler/policy.py) that plays episodes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Unpack, overload
+from typing import Any, Literal, Self, Unpack, overload
 
 import jax
 from jax.sharding import Mesh
@@ -197,7 +195,7 @@ class Model:
     # -- the Policy protocol -------------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
-    async def serving(self) -> AsyncIterator[Model]:
+    async def serving(self) -> AsyncIterator[Self]:
         """See Policy.serving. `generate` and `chat` cannot be called inside."""
         async with self._sampler_for(SESSION_CAPACITY).serving():
             yield self

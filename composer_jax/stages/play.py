@@ -1,7 +1,5 @@
 """Plays episodes from a notebook: opens the sandboxes and the sessions that they need, and closes them."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Serves weights at an address over HTTP: what `launch.serve` does."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import signal

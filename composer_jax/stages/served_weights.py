@@ -1,7 +1,5 @@
 """New weights for a server: from an address, or from the versions that a trainer publishes (weight_chain.py)."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """State tracking of weights at an address: what `launch.state_tracking` does."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,7 +1,5 @@
 """Writes episodes as files of conversations: of a run's experts, recorded by a run, or sampled for the file."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ the set's name ("repository/grep"), all of that set at once ("repository/*"), an
 ("package.module:TOOL", an instance of Tool). The model sees `Tool.name`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 from composer_jax.agent.tools import compact, repository

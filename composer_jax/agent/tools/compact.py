@@ -1,7 +1,5 @@
 """The compact set of tools, for small models on small workspaces of Python files: literal arguments, short answers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

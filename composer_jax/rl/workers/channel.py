@@ -4,8 +4,6 @@ A call that its caller leaves is cancelled at the other end. Both ends send hear
 come for `silence_s` seconds is taken for lost, because a frozen process keeps its connections.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Mapping, Sequence

@@ -5,8 +5,6 @@ sends its proof and then what episodes need. What follows is neither encrypted n
 be trusted.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import hmac

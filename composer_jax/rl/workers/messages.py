@@ -1,7 +1,5 @@
 """How EpisodeSpec, SamplingParams and Sample travel between a trainer and its workers, exactly."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any

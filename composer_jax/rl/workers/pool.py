@@ -4,8 +4,6 @@ A worker that is lost costs its running episodes another attempt elsewhere, with
 do with what was sampled, so new random numbers would only favour episodes that are too short to be hit.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools
@@ -260,7 +258,7 @@ class WorkerPool:
             del self._connections[task]
             writer.close()
 
-    async def _serve(self, worker: _RemoteWorker) -> None:
+    async def _serve(self, worker: "_RemoteWorker") -> None:
         try:
             reason = await worker.channel.run()
         finally:
@@ -271,7 +269,7 @@ class WorkerPool:
             logging.warning("Worker %s is lost: %s.", worker.name, reason)
             self._assign()
 
-    def _add(self, worker: _RemoteWorker) -> None:
+    def _add(self, worker: "_RemoteWorker") -> None:
         """Lets a worker play whose sandboxes are ready."""
         self._workers.append(worker)
         self._changed.set()
@@ -296,7 +294,7 @@ class _RemoteWorker:
 
     channel: Channel
 
-    def __init__(self, name: str, episodes: int, cache: ResultCache, on_ready: Callable[[_RemoteWorker], None]):
+    def __init__(self, name: str, episodes: int, cache: ResultCache, on_ready: Callable[["_RemoteWorker"], None]):
         self.name, self.room, self._cache, self._on_ready = name, episodes, cache, on_ready
         self._numbers = itertools.count()
         self._episodes: dict[int, ServedEpisode] = {}

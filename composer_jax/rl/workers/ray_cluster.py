@@ -1,7 +1,5 @@
 """RayCluster: starts one rollout worker on every node of a Ray cluster; episodes travel as with every other worker."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import math

@@ -4,8 +4,6 @@ A session's next context usually begins with the last one and what was sampled, 
 hold the tokens that they share; what the worker takes for shared always is a prefix of what the trainer holds.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 
@@ -26,11 +24,11 @@ class RemotePolicy:
         self._channel, self._episode = channel, episode
 
     @contextlib.asynccontextmanager
-    async def serving(self) -> AsyncIterator[RemotePolicy]:
+    async def serving(self) -> AsyncIterator["RemotePolicy"]:
         """See Policy.serving; the trainer's policy serves as long as the channel is open."""
         yield self
 
-    async def open(self, seed: int) -> RemoteSession:
+    async def open(self, seed: int) -> "RemoteSession":
         """See Policy.open. Raises ChannelClosed if the trainer is lost."""
         header, _ = await self._channel.call("open", {"episode": self._episode, "seed": seed})
         return RemoteSession(self, self._channel, self._episode, header["session"], header["max_model_len"])

@@ -1,7 +1,5 @@
 """ServedEpisode: the trainer's end of an episode that a worker plays: its sessions of the policy."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

@@ -1,7 +1,5 @@
 """A rollout worker: connects to a trainer, plays the episodes that it gives, and connects again after a loss."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import platform

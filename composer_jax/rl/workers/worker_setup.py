@@ -1,11 +1,9 @@
 """WorkerSetup: what a worker needs for episodes; the trainer sends it. Code and sandboxes are the worker's own."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import AsyncIterator, Mapping
-from typing import Any
+from typing import Any, Self
 
 from composer_jax.agent.episode_context import EpisodeContext, EpisodeSettings
 from composer_jax.data.chat.chat_format import ChatFormat
@@ -37,7 +35,7 @@ class WorkerSetup:
         return dataclasses.asdict(self) | {"settings": self.settings.to_json()}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> WorkerSetup:
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Makes the setup of a dict of `to_json`. Raises UserError for limits below 1."""
         settings, sandbox_limits = EpisodeSettings.from_json(data["settings"]), SandboxLimits(**data["sandbox_limits"])
         return cls(**{**data, "settings": settings, "sandbox_limits": sandbox_limits})

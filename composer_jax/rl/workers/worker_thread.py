@@ -1,7 +1,5 @@
 """WorkerThread: a rollout worker in a thread, for a process whose main thread has other work."""
 
-from __future__ import annotations
-
 import asyncio
 import concurrent.futures
 import threading
