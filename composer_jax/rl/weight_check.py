@@ -15,8 +15,7 @@ import numpy as np
 from composer_jax.errors import UserError
 from composer_jax.models.config import ModelConfig
 from composer_jax.rl.config import RLConfig
-from composer_jax.sampler.config import SamplerConfig
-from composer_jax.sampler.limits import MOST_SCORED
+from composer_jax.sampler.config import MOST_SCORED, SamplerConfig
 from composer_jax.sampler.runner import RowScores
 from composer_jax.seeds import hash_seed
 from composer_jax.train.learner import TrainState

@@ -223,31 +223,17 @@ def verify(
     params: RowParams[jax.Array] | None = None,
     *,
     end_tokens: tuple[int, ...],
-) -> tuple[Cache[jax.Array], DecodedTokens]:
+) -> tuple[Cache[jax.Array], DecodedTokens, jax.Array]:
     """Samples tokens in every row with a budget, as `decode` would, as long as they equal the drafts.
 
     Each row gets the tokens up to the first that differs from its draft, that one included, or one more than its draft:
-    DecodedTokens [K+1,B].
+    DecodedTokens [K+1,B]. The states [B,K+1,D] from which they were drawn are returned, too.
 
     Args:
       drafts_BK: int32, guesses at the next tokens.
       count_B: int32, how many of them there are in each row.
       params: as in `decode`.
     """
-    return verify_drafts(decoder, cache, rows, drafts_BK, count_B, params, end_tokens=end_tokens)[1:]
-
-
-def verify_drafts(
-    decoder: Decoder,
-    cache: Cache[jax.Array],
-    rows: DecodeRows[jax.Array],
-    drafts_BK: jax.Array,
-    count_B: jax.Array,
-    params: RowParams[jax.Array] | None,
-    *,
-    end_tokens: tuple[int, ...],
-) -> tuple[jax.Array, Cache[jax.Array], DecodedTokens]:
-    """Does what `verify` does; also returns the states [B,K+1,D] from which the tokens were drawn."""
     rows.check()
     check_shapes(drafts_BK=(drafts_BK, jnp.int32), count_B=(count_B, jnp.int32))
     n, s = len(drafts_BK), drafts_BK.shape[1] + 1
@@ -270,7 +256,7 @@ def verify_drafts(
     emitted_BS = jnp.cumprod(goes_on_BS, axis=1).astype(bool) & (jnp.arange(s) < rows.budget_B[:, None])
     by_step = lambda a: jnp.moveaxis(a.reshape(n, s, *a.shape[1:]), 0, 1)  # noqa: E731
     decoded = DecodedTokens(*map(by_step, (*drawn[:-1], *drawn.top, emitted_BS.reshape(-1))))
-    return states_BSD, cache, decoded
+    return cache, decoded, states_BSD
 
 
 def any_device(flag: jax.Array) -> jax.Array:

@@ -9,9 +9,11 @@ number as a decode step would, and keeps the drawn tokens up to the first that d
 import statistics
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from composer_jax.sampler.sequence import SequenceState
+if TYPE_CHECKING:  # a request has a PromptLookup, and there is no JAX here
+    from composer_jax.sampler.request import RequestHandle
+    from composer_jax.sampler.runner import NewTokens
 
 LONGEST, SHORTEST = 4, 2
 """Tokens of the longest and of the shortest context's end that prompt lookup searches for."""
@@ -46,26 +48,6 @@ class PromptLookup:
         return []
 
 
-class Drafted(Protocol):
-    """A request that is drafted for (sampler/request.py: RequestHandle)."""
-
-    sequence: SequenceState
-    lookup: PromptLookup
-    drafts: list[int]
-    """Those of the MTP module, from the call before."""
-
-
-class Verified(Protocol):
-    """What a call sampled in one row (sampler/runner.py: NewTokens)."""
-
-    @property
-    def tokens(self) -> Sequence[int]: ...
-    @property
-    def drafted(self) -> Sequence[int]: ...
-    @property
-    def accepted(self) -> Sequence[int]: ...
-
-
 class Speculation:
     """Drafts for decode calls, where verifying them is faster than decoding step by step."""
 
@@ -78,7 +60,7 @@ class Speculation:
         self.drafted, self.accepted = [0] * most, [0] * most
         """Counts by the place of a token in its draft."""
 
-    def draft(self, handles: Sequence[Drafted], rows: int) -> list[list[int]] | None:
+    def draft(self, handles: "Sequence[RequestHandle]", rows: int) -> list[list[int]] | None:
         """Returns a draft for each row of a call; None if the call should decode step by step.
 
         rows: those of the program that runs, padding included, on which its time depends.
@@ -95,7 +77,7 @@ class Speculation:
         """Notes that a prefill call runs, which the next decode call waits for."""
         self._waits = True
 
-    def note(self, is_verified: bool, sampled: Sequence[Verified], seconds: float) -> None:
+    def note(self, is_verified: bool, sampled: "Sequence[NewTokens]", seconds: float) -> None:
         """Notes how long a call took, and what it sampled in each row.
 
         is_verified: whether the call had drafts, as `draft` returned them.

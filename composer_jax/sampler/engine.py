@@ -5,7 +5,7 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -14,12 +14,12 @@ from jax.sharding import Mesh
 from composer_jax.errors import OtherProcessError, UserError
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.model_def import ModelDef, Params
+from composer_jax.observe.progress import Progress
 from composer_jax.parallel.mesh import batch_shards
 from composer_jax.parallel.processes import is_first_process
-from composer_jax.sampler.config import SamplerConfig
+from composer_jax.sampler.config import SamplerConfig, make_limits
 from composer_jax.sampler.detokenizer import Decode
 from composer_jax.sampler.drafts import Speculation
-from composer_jax.sampler.limits import make_limits
 from composer_jax.sampler.policy import SamplingParams
 from composer_jax.sampler.request import Request, RequestHandle
 from composer_jax.sampler.request_table import RequestTable
@@ -28,15 +28,38 @@ from composer_jax.sampler.run_schedule import run_schedule
 from composer_jax.sampler.runner import RowScores, Runner
 from composer_jax.sampler.scheduler import Scheduler
 from composer_jax.sampler.sequence import SchedulerOutput
-from composer_jax.sampler.session import EngineSession
-from composer_jax.sampler.session_slots import SessionSlots
-from composer_jax.sampler.several_processes import Leader, OnCall, WeightsOfVersion, follow
-from composer_jax.sampler.stats import SamplerStats, read_stats
+from composer_jax.sampler.session import EngineSession, SessionSlots
+from composer_jax.sampler.several_processes import (
+    Leader,
+    OnCall,
+    UpdateMode,
+    WeightsOfVersion,
+    WeightUpdate,
+    follow,
+)
 from composer_jax.sampler.watchdog import Activity, Watchdog
 from composer_jax.sampler.weight_checksums import WeightChecksums
-from composer_jax.sampler.weight_update import UpdateMode, WeightUpdate
 
 PauseMode = Literal["keep", "wait", "abort"]
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplerStats:
+    """What a sampler is doing, and has done."""
+
+    waiting: int
+    running: int
+    preemptions: int
+    """Running requests that gave their pages to others, and ran again later."""
+    pages: int
+    held_pages: int
+    """Pages of running requests and open sessions; the others are free, or free when they are needed."""
+    live_tokens: int
+    """Tokens of running requests and open sessions, those in shared pages once."""
+    drafted: tuple[int, ...]
+    """Draft tokens that were verified, by their place in the draft."""
+    accepted: tuple[int, ...]
+    """Those of them that were sampled."""
 
 
 class Sampler:
@@ -166,20 +189,20 @@ class Sampler:
         """Forgets all that is cached; running requests compute their contexts again. For measurements."""
         self._scheduler.recompute()
 
-    def num_programs(self, *, processed: bool = False) -> int:
-        """Number of programs that `warm_up` compiles."""
-        return self._runner.num_programs(processed)
-
-    def warm_up(self, on_done: Callable[[], None] = lambda: None, *, processed: bool = False) -> None:
-        """Compiles all programs, so that nothing compiles later, and calls `on_done` after each.
+    def warm_up(self, *, processed: bool = False) -> int:
+        """Compiles all programs, so that nothing compiles later, and shows the progress; returns their number.
 
         Call `update` before; no session may be open.
 
         processed: whether requests with a temperature, top_k, top_p or min_p will come. Without it, their programs
           compile when the first of them is decoded.
         """
-        for _ in self._runner.warm_up(processed):
-            on_done()
+        calls = self._runner.warm_up_calls(processed)
+        with Progress(len(calls), "program", "compile the sampler") as progress:
+            for call in calls:
+                call()
+                progress.update()
+        return len(calls)
 
     async def pause(self, mode: PauseMode = "keep", *, will_resume: bool = False) -> None:
         """Stops device calls until `resume`; returns when the last one has ended.
@@ -217,7 +240,17 @@ class Sampler:
     @property
     def stats(self) -> SamplerStats:
         """Numbers of requests and pages at this moment."""
-        return read_stats(self._scheduler, self._speculation)
+        scheduler, speculation = self._scheduler, self._speculation
+        return SamplerStats(
+            waiting=len(scheduler.waiting),
+            running=len(scheduler.running),
+            preemptions=scheduler.preemptions,
+            pages=sum(pool.n_pages for pool in scheduler.pools),
+            held_pages=scheduler.n_held_pages,
+            live_tokens=scheduler.n_live_tokens,
+            drafted=() if speculation is None else tuple(speculation.drafted),
+            accepted=() if speculation is None else tuple(speculation.accepted),
+        )
 
     # -- sessions ------------------------------------------------------------------------------------------------
 
@@ -241,7 +274,7 @@ class Sampler:
         self._leaving, self._work = False, asyncio.Event()
         self._pause_mode: PauseMode | None = None
         self._will_resume, self._paused = False, asyncio.Event()
-        self._sessions = SessionSlots[EngineSession](self.config.slots, self._raise_if_ended)
+        self._sessions = SessionSlots(self.config.slots, self._raise_if_ended)
         self.is_serving = True
         try:
             async with Leader(self._runner, self._work.set) as self._leader:
@@ -315,7 +348,7 @@ class Sampler:
         self._work.set()
         return handle
 
-    def _close(self, sessions: SessionSlots[EngineSession], session: EngineSession) -> None:
+    def _close(self, sessions: SessionSlots, session: EngineSession) -> None:
         """Closes one of the sessions of a serving, also after its end."""
         self._requests.close(session.lease)
         sessions.close(session)

@@ -19,7 +19,7 @@ from composer_jax.sampler.decode import (
     DecodeRows,
     any_device,
     no_tokens,
-    verify_drafts,
+    verify,
 )
 from composer_jax.sampler.token_sampling import RowParams, sample_token
 
@@ -79,7 +79,7 @@ def decode_with_mtp(
         rows, drafts = carry.rows, carry.drafts
         # A draft that is verified has an entry in the cache: the pages end with the budget.
         count_B = jnp.clip(drafts.count_B, 0, rows.budget_B - 1)
-        states_BSD, cache, new = verify_drafts(
+        cache, new, states_BSD = verify(
             decoder, carry.cache, rows, drafts.tokens_BK, count_B, params, end_tokens=end_tokens
         )
         n_new_B = new.emitted.sum(axis=0).astype(jnp.int32)

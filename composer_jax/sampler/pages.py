@@ -7,13 +7,10 @@ class PagePool:
     """The free pages of one device's cache. Whoever takes a page owns it until giving it back."""
 
     def __init__(self, n_pages: int) -> None:
+        self.n_pages = n_pages
+        """All pages, free or taken."""
         self._free = list(range(n_pages - 1, -1, -1))  # the lowest number is taken first
         self._is_free = [True] * n_pages
-
-    @property
-    def n_pages(self) -> int:
-        """All pages, free or taken."""
-        return len(self._is_free)
 
     @property
     def n_free(self) -> int:

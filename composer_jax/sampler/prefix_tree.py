@@ -43,15 +43,11 @@ class PrefixTree:
         """window: tokens that a token attends to, itself included, where that holds in every layer."""
         self._pool, self._page_size, self._window = pool, page_size, window
         self._epoch = 0
-        self._root = PrefixNode(None, (), None, self._epoch)
+        self.root = PrefixNode(None, (), None, self._epoch)
+        """The empty prefix."""
         self._unheld: dict[PrefixNode, None] = {}
         """Nodes of this epoch whose pages nobody holds, in the order of their release. A path is released from its end,
         so without a window the leaves of a branch come before the pages that they follow."""
-
-    @property
-    def root(self) -> PrefixNode:
-        """The empty prefix."""
-        return self._root
 
     @property
     def n_reclaimable(self) -> int:
@@ -60,7 +56,7 @@ class PrefixTree:
 
     def match(self, tokens: Sequence[int]) -> PrefixNode:
         """Returns the longest prefix of `tokens`, in full pages, whose pages in the window are here."""
-        node = longest = self._root
+        node = longest = self.root
         present = 0  # pages that are here without a gap before the end of `node`
         for depth, key in enumerate(self._keys(tokens), 1):
             child = node.children.get(key)
@@ -122,18 +118,14 @@ class PrefixTree:
             del self._unheld[node]
             self._free(node)
 
-    def drop_unheld(self) -> None:
-        """Gives all pages that nobody holds back to the pool."""
-        self.reclaim(self.n_reclaimable)
-
     def start_epoch(self) -> None:
         """Forgets all prefixes, as when the weights that computed them are replaced.
 
         Held pages stay with their holders. They are found no more, and their release frees them.
         """
-        self.drop_unheld()
+        self.reclaim(self.n_reclaimable)
         self._epoch += 1
-        self._root = PrefixNode(None, (), None, self._epoch)
+        self.root = PrefixNode(None, (), None, self._epoch)
 
     def is_current(self, node: PrefixNode) -> bool:
         """Whether a prefix is of this epoch, so that it can grow and be found."""

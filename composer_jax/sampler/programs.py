@@ -1,16 +1,19 @@
 """The jitted programs of sampling: prefill and decode under shard_map on every device of a mesh."""
 
+import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from composer_jax.models.cache import Cache, cache_spec, init_cache
+from composer_jax.models.decoder import Decoder
 from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.mesh import BATCH_AXES
-from composer_jax.sampler.decode import DecodedTokens, DecodeRows, Scores, decode, prefill, score, verify
-from composer_jax.sampler.mtp_decode import Drafts, decode_with_mtp
+from composer_jax.sampler.decode import DecodeRows, Scores, decode, prefill, score, verify
+from composer_jax.sampler.mtp_decode import decode_with_mtp
 from composer_jax.sampler.token_sampling import RowParams
 
 
@@ -26,20 +29,12 @@ def prefill_program(definition: ModelDef, mesh: Mesh) -> Callable[..., Cache[jax
 
     With config.cache_mtp there is one more argument, next.
     """
-
-    def program(params, bias, cache, *inputs):
-        return prefill(definition.bind(params, bias), cache, *inputs)
-
-    return _shard_and_jit(program, definition, mesh, 4 + definition.config.cache_mtp, cache_spec(definition.config))
+    return _shard_and_jit(prefill, definition, mesh, 4 + definition.config.cache_mtp, cache_spec(definition.config))
 
 
 def score_program(definition: ModelDef, mesh: Mesh) -> Callable[..., tuple[Cache[jax.Array], Scores]]:
     """Jitted `score` on every device: the arguments of prefill_program, and next -> (cache, Scores)."""
-
-    def program(params, bias, cache, *inputs):
-        return score(definition.bind(params, bias), cache, *inputs)
-
-    return _shard_and_jit(program, definition, mesh, 5, (cache_spec(definition.config), PartitionSpec(BATCH_AXES)))
+    return _shard_and_jit(score, definition, mesh, 5, (cache_spec(definition.config), PartitionSpec(BATCH_AXES)))
 
 
 def routing_program(mesh: Mesh) -> Callable[[jax.Array, np.ndarray], jax.Array]:
@@ -56,70 +51,45 @@ def routing_program(mesh: Mesh) -> Callable[[jax.Array, np.ndarray], jax.Array]:
 
 
 def decode_program(
-    definition: ModelDef, mesh: Mesh, steps: int, end_tokens: tuple[int, ...], processed: bool
-) -> Callable[..., tuple[Cache[jax.Array], DecodedTokens]]:
+    definition: ModelDef, mesh: Mesh, steps: int, end_tokens: tuple[int, ...], processed: bool, drafts: str = ""
+) -> Callable[..., tuple[Cache[jax.Array], Any]]:
     """Jitted `decode` on every device: (params, router_bias, cache, *DecodeRows) -> (cache, DecodedTokens).
 
-    processed: whether the program takes the arrays of RowParams after those of DecodeRows.
+    Args:
+      processed: whether the program takes the arrays of RowParams at the end.
+      drafts: as SamplerConfig.drafts: `verify` or `decode_with_mtp` in place of `decode`, with the arrays of drafts and
+        their counts after those of DecodeRows; the latter returns (cache, (DecodedTokens, Drafts)).
     """
-    n = len(DecodeRows._fields)
+    functions: dict[str, Callable] = {
+        "": functools.partial(decode, steps=steps),
+        "prompt_lookup": lambda *inputs, **options: verify(*inputs, **options)[:2],
+        "mtp": functools.partial(decode_with_mtp, steps=steps),
+    }
+    n_rows = len(DecodeRows._fields)
+    n = n_rows + (2 if drafts else 0)
 
-    def program(weights, bias, cache, *inputs):
-        params = RowParams(*inputs[n:]) if processed else None
-        decoder = definition.bind(weights, bias)
-        return decode(decoder, cache, DecodeRows(*inputs[:n]), params, steps=steps, end_tokens=end_tokens)
+    def sample(decoder: Decoder, cache: Cache[jax.Array], *inputs: jax.Array) -> tuple[Cache[jax.Array], Any]:
+        rows, params = DecodeRows(*inputs[:n_rows]), RowParams(*inputs[n:]) if processed else None
+        return functions[drafts](decoder, cache, rows, *inputs[n_rows:n], params, end_tokens=end_tokens)
 
-    out_specs = cache_spec(definition.config), PartitionSpec(None, BATCH_AXES)
-    return _shard_and_jit(program, definition, mesh, n + len(RowParams._fields) * processed, out_specs)
+    tokens, rows = PartitionSpec(None, BATCH_AXES), PartitionSpec(BATCH_AXES)
+    out_specs = cache_spec(definition.config), (tokens, rows) if drafts == "mtp" else tokens
+    return _shard_and_jit(sample, definition, mesh, n + len(RowParams._fields) * processed, out_specs)
 
 
-def verify_program(
-    definition: ModelDef, mesh: Mesh, end_tokens: tuple[int, ...], processed: bool
-) -> Callable[..., tuple[Cache[jax.Array], DecodedTokens]]:
-    """Jitted `verify` on every device: (params, router_bias, cache, *DecodeRows, drafts, count) -> as decode_program.
+def _shard_and_jit(function, definition: ModelDef, mesh: Mesh, inputs: int, out_specs):
+    """`function` of (decoder, cache, *inputs) as a jitted one of (params, router_bias, cache, *inputs) on every device.
 
-    processed: whether the program takes the arrays of RowParams after those.
+    The cache is donated. inputs: their number; each is sharded by rows over the batch axes.
     """
-    n = len(DecodeRows._fields)
 
-    def program(weights, bias, cache, *inputs):
-        params = RowParams(*inputs[n + 2 :]) if processed else None
-        decoder = definition.bind(weights, bias)
-        return verify(decoder, cache, DecodeRows(*inputs[:n]), inputs[n], inputs[n + 1], params, end_tokens=end_tokens)
+    def program(params, bias, cache, *inputs):
+        return function(definition.bind(params, bias), cache, *inputs)
 
-    out_specs = cache_spec(definition.config), PartitionSpec(None, BATCH_AXES)
-    return _shard_and_jit(program, definition, mesh, n + 2 + len(RowParams._fields) * processed, out_specs)
-
-
-def mtp_program(
-    definition: ModelDef, mesh: Mesh, steps: int, end_tokens: tuple[int, ...], processed: bool
-) -> Callable[..., tuple[Cache[jax.Array], tuple[DecodedTokens, Drafts]]]:
-    """Jitted `decode_with_mtp` on every device: the arguments of verify_program -> (cache, (DecodedTokens, Drafts))."""
-    n = len(DecodeRows._fields)
-
-    def program(weights, bias, cache, *inputs):
-        params = RowParams(*inputs[n + 2 :]) if processed else None
-        decoder, rows = definition.bind(weights, bias), DecodeRows(*inputs[:n])
-        drafts = inputs[n], inputs[n + 1]
-        return decode_with_mtp(decoder, cache, rows, *drafts, params, steps=steps, end_tokens=end_tokens)
-
-    out_specs = cache_spec(definition.config), (PartitionSpec(None, BATCH_AXES), PartitionSpec(BATCH_AXES))
-    return _shard_and_jit(program, definition, mesh, n + 2 + len(RowParams._fields) * processed, out_specs)
-
-
-def _shard_and_jit(program, definition: ModelDef, mesh: Mesh, inputs: int, out_specs):
-    """`program` under shard_map and jit; the cache, its third argument, is donated.
-
-    inputs: number of arguments after the cache, each sharded by rows over the batch axes.
-    """
     mapped = jax.shard_map(
         program,
         mesh=mesh,
-        in_specs=(
-            *definition.specs(mesh),
-            cache_spec(definition.config),
-            *[PartitionSpec(BATCH_AXES)] * inputs,
-        ),
+        in_specs=(*definition.specs(mesh), cache_spec(definition.config), *[PartitionSpec(BATCH_AXES)] * inputs),
         out_specs=out_specs,
         check_vma=False,
     )

@@ -1,7 +1,8 @@
 """Runner: the weights and the cache on the mesh, and the device calls that carry out a schedule."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -18,11 +19,9 @@ from composer_jax.sampler.process_shards import gather_shards
 from composer_jax.sampler.programs import (
     cache_program,
     decode_program,
-    mtp_program,
     prefill_program,
     routing_program,
     score_program,
-    verify_program,
 )
 from composer_jax.sampler.rollout_weights import RolloutWeights
 from composer_jax.sampler.sequence import Limits, PrefillChunk, SequenceState
@@ -94,15 +93,12 @@ class Runner:
             "prefill": lambda *arguments: (prefill(*arguments), ()),
             "score": score_program(definition, mesh),
             "routing": lambda params, bias, cache, tables: (cache, routing(cache.routing_ZTC, tables)),
-            "decode": decode_program(definition, mesh, limits.decode_steps, end, False),
-            "decode_processed": decode_program(definition, mesh, limits.decode_steps, end, True),
         }
-        for processed in (False, True) if config.drafts else ():
-            if config.drafts == "mtp":
-                program = mtp_program(definition, mesh, limits.decode_steps, end, processed)
-            else:
-                program = verify_program(definition, mesh, end, processed)
-            self._programs["verify_processed" if processed else "verify"] = program
+        for processed, kind in ((False, ""), (True, "_processed")):
+            arguments = definition, mesh, limits.decode_steps, end, processed
+            self._programs[f"decode{kind}"] = decode_program(*arguments)
+            if config.drafts:
+                self._programs[f"verify{kind}"] = decode_program(*arguments, config.drafts)
         self.sender: CommandSender | None = None
         """The channel to the other processes, in process 0 of several while it serves."""
         self._draft_tokens = config.draft_tokens if config.drafts else 0
@@ -168,27 +164,24 @@ class Runner:
         self._cache, out = self._programs[name](*self._weights, self._cache, *inputs)
         return out
 
-    def num_programs(self, processed: bool) -> int:
-        """Number of programs, each of which compiles once. See Sampler.warm_up."""
-        kinds = 2 if processed else 1
-        per_row_count = (2 if self._draft_tokens else 1) * kinds
-        programs = kinds * len(self.limits.prefill_shapes) + per_row_count * len(self._decode_rows)
-        return programs + self.definition.config.cache_routing
-
-    def warm_up(self, processed: bool) -> Iterator[None]:
-        """Compiles all shapes by calls that consist of padding; yields after each. See Sampler.warm_up."""
-        for shape in self.limits.prefill_shapes:
-            for scores in (False, True) if processed else (False,):
-                self.prefill(shape, [], scores=scores)
-                yield
-        for rows in self._decode_rows:
-            for drafts in [None, []] if self._draft_tokens else [None]:
-                for is_processed in (False, True) if processed else (False,):
-                    self._call_decode([], rows, drafts, is_processed)
-                    yield
+    def warm_up_calls(self, processed: bool) -> list[Callable[[], object]]:
+        """Returns the calls, which consist of padding, that compile all programs. See Sampler.warm_up."""
+        kinds = (False, True) if processed else (False,)
+        calls: list[Callable[[], object]] = [
+            functools.partial(self.prefill, shape, [], scores=scores)
+            for shape in self.limits.prefill_shapes
+            for scores in kinds
+        ]
+        calls += [
+            functools.partial(self._call_decode, [], rows, drafts, is_processed)
+            for rows in self._decode_rows
+            for drafts in ([None, []] if self._draft_tokens else [None])
+            for is_processed in kinds
+        ]
         if self.definition.config.cache_routing:
-            self.run_program("routing", np.zeros((self.limits.shards, self._table_length), np.int32))
-            yield
+            tables = np.zeros((self.limits.shards, self._table_length), np.int32)
+            calls.append(functools.partial(self.run_program, "routing", tables))
+        return calls
 
     def prefill(
         self, shape: tuple[int, int], chunks: Sequence[PrefillChunk], *, scores: bool = False

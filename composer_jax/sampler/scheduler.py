@@ -37,14 +37,11 @@ class Scheduler:
 
     # -- requests ------------------------------------------------------------------------------------------------
 
-    def fits(self, n_tokens: int) -> bool:
-        """Whether the cache has the pages that a sequence of this many tokens holds at once."""
-        return self.limits.most_pages(n_tokens) <= self.limits.n_pages
-
     def submit(self, sequence: SequenceState) -> None:
         """Queues a sequence of at least one token; the cache fits it and its budget."""
         assert sequence.tokens and sequence.budget > 0, "a sequence needs a token and a budget"
-        assert self.fits(len(sequence.tokens) + sequence.budget), "the sequence is longer than the cache"
+        most = self.limits.most_pages(len(sequence.tokens) + sequence.budget)
+        assert most <= self.limits.n_pages, "the sequence is longer than the cache"
         sequence.arrival = next(self._arrivals)
         self.waiting.append(sequence)
 
@@ -354,38 +351,8 @@ class Scheduler:
         self.pools[sequence.shard].give_back(sequence.pages[sequence.first_own :])
         sequence.forget_pages()
 
-    def check(self) -> None:
-        """Asserts that every page has exactly one owner, and every hold a holder; for tests."""
-        for shard, (pool, tree) in enumerate(zip(self.pools, self.trees, strict=True)):
-            running = [s for s in self.running if s.shard == shard]
-            leases = [lease for lease in self._leases.values() if lease.shard == shard]
-            private = [page for s in running for page in s.pages[s.first_own :]]
-            private += [page for lease in leases for page in lease.tail]
-            holders = [node for holder in (*running, *leases) if holder.prefix for node in _held(holder)]
-            holds = Counter(id(node) for node in holders)
-            nodes = {id(n): n for n in (*holders, *_descendants(tree.root))}
-            assert all(n.held == holds[id(n)] for n in nodes.values()), f"shard {shard} miscounts the holders of a page"
-            assert all(n.page is not None or n.children for n in nodes.values()), f"shard {shard} has an empty leaf"
-            owned = private + _pages_of([n for n in nodes.values() if n.page is not None])
-            assert len(owned) == len(set(owned)), f"a page of shard {shard} has two owners"
-            assert len(owned) + pool.n_free == pool.n_pages, f"shard {shard} lost pages"
-            assert len(owned) - len(private) - len(holds) == tree.n_reclaimable, (
-                f"shard {shard} miscounts the pages that nobody holds"
-            )
-
 
 def _pages_of(nodes: Iterable[PrefixNode]) -> list[int]:
     pages = [node.page for node in nodes]
     assert None not in pages, "a page was reused that a sequence needs"
     return [page for page in pages if page is not None]
-
-
-def _held(holder: SequenceState | CacheLease) -> list[PrefixNode]:
-    assert holder.prefix is not None
-    return holder.prefix.path()[holder.n_skipped :]
-
-
-def _descendants(root: PrefixNode) -> Iterable[PrefixNode]:
-    for child in root.children.values():
-        yield child
-        yield from _descendants(child)

@@ -8,7 +8,7 @@ way. The weights and the cache are global arrays of which every process holds it
 import asyncio
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import jax
 import numpy as np
@@ -19,8 +19,7 @@ from composer_jax.parallel.command_channel import CommandReceiver, CommandSender
 from composer_jax.parallel.failure import wait_for_failure
 from composer_jax.sampler.process_shards import shards_here
 from composer_jax.sampler.runner import Runner
-from composer_jax.sampler.weight_checksums import WeightChecksum
-from composer_jax.sampler.weight_update import WeightUpdate
+from composer_jax.sampler.weight_checksums import WeightChecksum, WeightChecksums
 
 WeightsOfVersion = Callable[[int], tuple[Params, Params]]
 """Weight version -> (params, router_bias): the global arrays that process 0 passes to update_serving with it."""
@@ -30,6 +29,31 @@ OnCall = Callable[[dict[str, Any], list[np.ndarray]], object]
 
 REPORT_S = 2.0
 """Seconds in which a process that dies is reported to those whose device programs fail because of it."""
+
+
+UpdateMode = Literal["keep", "recompute", "drain"]
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightUpdate:
+    """The arguments of Sampler.update_serving, and the future that it awaits."""
+
+    params: Params
+    router_bias: Params
+    version: int
+    mode: UpdateMode
+    copy: bool
+    checksums: WeightChecksums | None
+    done: asyncio.Future[None]
+
+    def resolve(self, error: Exception | None = None) -> None:
+        """Ends update_serving, with an exception if one is given."""
+        if self.done.done():
+            return
+        if error is None:
+            self.done.set_result(None)
+        else:
+            self.done.set_exception(error)
 
 
 class Leader:

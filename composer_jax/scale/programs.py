@@ -24,9 +24,8 @@ from composer_jax.parallel.dispatch.rounds import ROUNDS
 from composer_jax.parallel.mesh import BATCH_AXES, MeshConfig, batch_shards
 from composer_jax.parallel.sharding import EXPERT_AXES
 from composer_jax.rl.batch import FIELDS, REFERENCE_FIELDS
-from composer_jax.sampler.config import SamplerConfig
+from composer_jax.sampler.config import SamplerConfig, make_limits
 from composer_jax.sampler.decode import DECODE_LOOP, DecodeRows
-from composer_jax.sampler.limits import make_limits
 from composer_jax.sampler.programs import decode_program, prefill_program
 from composer_jax.sampler.rollout_weights import rollout_model_def
 from composer_jax.schema.run_config import RunConfig

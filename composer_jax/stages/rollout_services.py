@@ -17,7 +17,6 @@ from composer_jax.data.chat.tool_prompt import TOOL_PROMPT
 from composer_jax.errors import UserError
 from composer_jax.event_loop import EventLoop
 from composer_jax.models.model_def import Params
-from composer_jax.observe.progress import Progress
 from composer_jax.parallel.dispatch import find_dispatch
 from composer_jax.parallel.mesh import MeshConfig
 from composer_jax.parallel.processes import process_count
@@ -82,8 +81,7 @@ class RolloutServices:
         """Returns the run's sampler with these weights; the first call compiles all of its programs."""
         self.sampler.update(params, router_bias, version)
         if not self._is_compiled:
-            with Progress(self.sampler.num_programs(), "program", "compile the sampler") as progress:
-                self.sampler.warm_up(progress.update)
+            self.sampler.warm_up()
             self._is_compiled = True
         return self.sampler
 

@@ -13,7 +13,6 @@ from composer_jax.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from composer_jax.checkpoint.dtypes import require_float_dtype
 from composer_jax.errors import UserError
 from composer_jax.models.model_def import ModelDef
-from composer_jax.observe.progress import Progress
 from composer_jax.parallel.dispatch import dispatch_without_drops
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.parallel.platform import use_compilation_cache
@@ -123,8 +122,7 @@ def _new_sampler(checkpoint: Checkpoint, options: ServeOptions, config: SamplerC
     sampler = Sampler(definition, mesh, config, end_tokens=text.end_tokens, decode=text.tokenizer.decode)
     sampler.update(params, router_bias, version=0, copy=False)
     del params, router_bias
-    with Progress(sampler.num_programs(processed=True), "program", "compile the sampler") as progress:
-        sampler.warm_up(progress.update, processed=True)
+    sampler.warm_up(processed=True)
     return sampler
 
 

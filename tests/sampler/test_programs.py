@@ -10,5 +10,6 @@ def test_every_program_returns_the_shardings_of_a_fresh_cache(new_sampler, sizes
     """P() and P(None, None) place the same, but JAX looks up what it compiled under each of them."""
     runner = new_sampler(sizes, slots=16, prefill_shapes=((2, 8),), drafts=drafts, draft_tokens=3)._runner
     fresh = [leaf.sharding for leaf in jax.tree.leaves(runner._cache)]
-    for _ in runner.warm_up(processed=True):
+    for call in runner.warm_up_calls(processed=True):
+        call()
         assert [leaf.sharding for leaf in jax.tree.leaves(runner._cache)] == fresh

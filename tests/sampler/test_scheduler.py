@@ -3,11 +3,14 @@ with another context's tokens, and every request ends. With a sliding window, no
 
 import dataclasses
 import itertools
+from collections import Counter
+from collections.abc import Iterator
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
+from composer_jax.sampler.prefix_tree import PrefixNode
 from composer_jax.sampler.scheduler import Scheduler
 from composer_jax.sampler.sequence import CacheLease, Limits, SchedulerOutput, SequenceState
 from tests.many import many
@@ -64,6 +67,37 @@ def run(scheduler: Scheduler, cache: FakeCache, schedule: SchedulerOutput, sampl
     return ended
 
 
+def fits(limits: Limits, n_tokens: int) -> bool:
+    """Whether the cache has the pages that a sequence of this many tokens holds at once."""
+    return limits.most_pages(n_tokens) <= limits.n_pages
+
+
+def check_pages(scheduler: Scheduler) -> None:
+    """Asserts that every page has exactly one owner, and every hold a holder."""
+    for shard, (pool, tree) in enumerate(zip(scheduler.pools, scheduler.trees, strict=True)):
+        running = [s for s in scheduler.running if s.shard == shard]
+        leases = [lease for lease in scheduler._leases.values() if lease.shard == shard]
+        private = [page for s in running for page in s.pages[s.first_own :]]
+        private += [page for lease in leases for page in lease.tail]
+        holders = [node for h in (*running, *leases) if h.prefix for node in h.prefix.path()[h.n_skipped :]]
+        holds = Counter(id(node) for node in holders)
+        nodes = {id(n): n for n in (*holders, *descendants(tree.root))}
+        assert all(n.held == holds[id(n)] for n in nodes.values()), f"shard {shard} miscounts the holders of a page"
+        assert all(n.page is not None or n.children for n in nodes.values()), f"shard {shard} has an empty leaf"
+        owned = private + [n.page for n in nodes.values() if n.page is not None]
+        assert len(owned) == len(set(owned)), f"a page of shard {shard} has two owners"
+        assert len(owned) + pool.n_free == pool.n_pages, f"shard {shard} lost pages"
+        assert len(owned) - len(private) - len(holds) == tree.n_reclaimable, (
+            f"shard {shard} miscounts the pages that nobody holds"
+        )
+
+
+def descendants(root: PrefixNode) -> Iterator[PrefixNode]:
+    for child in root.children.values():
+        yield child
+        yield from descendants(child)
+
+
 class Requests(RuleBasedStateMachine):
     leases = Bundle("leases")
     limits = LIMITS
@@ -91,7 +125,7 @@ class Requests(RuleBasedStateMachine):
     def next_turn(self, lease, delta, budget):
         if all(s.lease is not lease for s in self.open):
             context = self.turns.get(lease, []) + delta
-            context = context if self.scheduler.fits(len(context) + budget) else delta
+            context = context if fits(self.limits, len(context) + budget) else delta
             self.add(SequenceState(context, budget, lease=lease))
 
     def add(self, sequence):
@@ -135,7 +169,7 @@ class Requests(RuleBasedStateMachine):
 
     @invariant()
     def every_page_has_one_owner(self):
-        self.scheduler.check()
+        check_pages(self.scheduler)
 
     @invariant()
     def a_sequence_holds_no_more_pages_than_it_needs_at_once(self):
@@ -148,7 +182,7 @@ class Requests(RuleBasedStateMachine):
             if not self.open:
                 break
             self.run_once(lambda: next(self.numbers) % 2)
-            self.scheduler.check()
+            check_pages(self.scheduler)
         assert not self.open and not self.scheduler.waiting and not self.scheduler.running
         for lease in self.turns:
             self.scheduler.drop(lease)
@@ -183,7 +217,7 @@ def run_alone(scheduler: Scheduler, cache: FakeCache, sequence: SequenceState) -
     scheduler.submit(sequence)
     tokens, most = itertools.count(), 0
     while not run(scheduler, cache, scheduler.schedule(), lambda: next(tokens) % 7, lambda _: (False, 0)):
-        scheduler.check()
+        check_pages(scheduler)
         most = max(most, scheduler.n_held_pages)
     return most
 
@@ -193,7 +227,7 @@ def test_a_context_longer_than_the_cache_runs_in_the_pages_of_its_window():
     prompt = [n % 5 for n in range(200)]
     assert len(prompt) + 100 > WINDOW.n_pages * PAGE
     assert run_alone(scheduler, cache, SequenceState(prompt, 100)) <= WINDOW.most_pages(300) == 4
-    assert not Scheduler(LIMITS).fits(300)
+    assert not fits(LIMITS, 300)
 
 
 def test_a_prefix_is_found_by_the_pages_of_its_last_window():

@@ -4,9 +4,9 @@ import asyncio
 import contextlib
 import types
 
+from composer_jax.sampler.engine import SamplerStats
 from composer_jax.sampler.request import RequestHandle
 from composer_jax.sampler.runner import NewTokens
-from composer_jax.sampler.stats import SamplerStats
 
 
 class ScriptedEngine:
