@@ -13,7 +13,7 @@ Prints progress on stderr and, as the last line of stdout, one JSON object of me
     p99_without, p99_replay, p99_filtered, p99_strict    99th percentile of |log p_learner - log p_engine| with the
                 bfloat16 engine
     cost        how many times as long a gradient and the sampling of the rows take with replay (medians, in turn)
-    engines     by engine and way of scoring: the figures of composer_jax/rl/logprob_gaps.py; foreign and filtered,
+    engines     by engine and way of scoring: the figures of composer_jax/stages/replay_score.py; foreign and filtered,
                 fractions of the engine's choices of experts that the learner would not have made, and that the filter
                 replaced
 """
@@ -47,10 +47,10 @@ from composer_jax.models.router_replay import RouterReplay
 from composer_jax.parallel import context
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.parallel.platform import configure_cpu
-from composer_jax.rl.logprob_gaps import gap_figures
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.engine import Sampler
 from composer_jax.seeds import hash_seed
+from composer_jax.stages.replay_score import gap_figures
 from composer_jax.train.forward import predict_positions
 from composer_jax.train.learner import Learner
 from composer_jax.train.losses import LanguageLoss, PolicyLossConfig

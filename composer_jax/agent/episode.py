@@ -119,28 +119,39 @@ async def run_episode(spec: EpisodeSpec, session: Session, context: EpisodeConte
         raise UserError(f"task {task.id} needs the image {task.image}; play it with images=ImagePools()")
     else:
         task_workspace = context.images.workspace(task)
-    run = _Run(spec, session, context, EpisodeClock(context.settings.episode_seconds))
+    episode = Episode(
+        task_id=task.id,
+        family=task.family,
+        split=task.split,
+        seed=spec.seed,
+        transcript=Transcript(),
+        reward=None,
+        outcome="infrastructure",
+        effort=spec.effort,
+        tools=tuple(task.tools),
+    )
+    run = _Run(spec, session, context, EpisodeClock(context.settings.episode_seconds), episode)
     results = context.cache.of_episode(task.id, spec.seed)
     try:
         async with task_workspace as place:
             workspace = Workspace(task, place.pool, results, place.base, run.clock.paused)
             return await _play_and_grade(run, workspace, place, results)
     except SandboxDied as error:
-        return run.episode("infrastructure", None, {}, str(error))
+        return replace(episode, detail=str(error))
 
 
 async def _play_and_grade(run: "_Run", workspace: Workspace, place: TaskWorkspace, cache: EpisodeCache) -> Episode:
-    task = run.spec.task
+    task, episode = run.spec.task, run.episode
     try:
         outcome, broken = await _play(run, workspace)
         await workspace.close()
         visible_task = replace(task, repository=place.base)
         flags = await asyncio.to_thread(hack_monitor.find_flags, visible_task, run.calls, workspace.changes)
-        run.flags = [f"{flag.name}: {flag.evidence}" for flag in flags]
+        episode.flags = [f"{flag.name}: {flag.evidence}" for flag in flags]
         has_final_message = outcome in ("finished", "no_call")
-        run.usage = await asyncio.to_thread(
+        episode.usage = await asyncio.to_thread(
             measure_usage,
-            run.transcript,
+            episode.transcript,
             run.context.chat,
             tools.select_tools(task.tools),
             has_final_message,
@@ -149,14 +160,14 @@ async def _play_and_grade(run: "_Run", workspace: Workspace, place: TaskWorkspac
             workspace.changes,
         )
         if broken:
-            return run.episode(outcome, 0.0, {}, broken)
+            return replace(episode, outcome=outcome, reward=0.0, detail=broken)
         result = await grade(task, workspace.changes, place.pool, cache)
     except SandboxKilled as error:
-        return run.episode("killed_sandbox", 0.0, {}, f"grading: {error}")
+        return replace(episode, outcome="killed_sandbox", reward=0.0, detail=f"grading: {error}")
     finally:
         await workspace.close()
     reward = result.reward if outcome == "finished" else 0.0
-    return run.episode(outcome, reward, dict(result.parts), result.detail)
+    return replace(episode, outcome=outcome, reward=reward, parts=dict(result.parts), detail=result.detail)
 
 
 async def _play(run: "_Run", workspace: Workspace) -> tuple[Outcome, str]:
@@ -180,15 +191,9 @@ class _Run:
     session: Session
     context: EpisodeContext
     clock: EpisodeClock
-    transcript: Transcript = field(default_factory=Transcript)
-    turns: int = 0
-    summaries: int = 0
+    episode: Episode
+    """Grows while it is played; its outcome, reward, parts and detail are known at the end."""
     calls: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
-    flags: list[str] = field(default_factory=list)
-    usage: EpisodeUsage = EpisodeUsage()
-    failed_summaries: int = 0
-    facts_kept: float | None = None
-    facts_kept_last: float | None = None
 
     @property
     def max_turns(self) -> int:
@@ -202,10 +207,10 @@ class _Run:
         text = self.context.settings.system_message(self.spec.effort)
         system = [Message("system", text)] if text else []
         messages = [*system, Message("user", task.instruction)]
-        prompt = self.transcript.append("prompt", chat.render(messages, available.values()))
+        prompt = self.episode.transcript.append("prompt", chat.render(messages, available.values()))
         while True:
             node = await self.sample("assistant", self.context.settings.limits.max_turn_tokens)
-            self.turns += 1
+            self.episode.turns += 1
             sampled = node.sampled_tokens.tolist()
             message = chat.parse(sampled)
             if not message.calls:
@@ -216,38 +221,38 @@ class _Run:
             self.calls += [(call.name, call.arguments) for call in tool_calls]
             answers = await tools.execute_calls(message.calls[:done], available, workspace)
             for observation in chat.bridge(sampled, answers):
-                self.transcript.append("tool", observation)
+                self.episode.transcript.append("tool", observation)
             if done is not None:
                 return "finished"
 
-            if self.turns == self.max_turns:
+            if self.episode.turns == self.max_turns:
                 return "out_of_turns"
-            length = self.transcript.length + len(chat.generation_prompt)
+            length = self.episode.transcript.length + len(chat.generation_prompt)
             if compaction.is_due(length, len(prompt.tokens)):
-                if self.summaries + 1 == compaction.max_segments:
+                if self.episode.summaries + 1 == compaction.max_segments:
                     return "out_of_segments"
                 await self.compact(prompt, workspace)
 
     async def sample(self, kind: Kind, max_tokens: int) -> Node:
         """Samples one message after the transcript's context. Raises OutOfContext if that has no room for one."""
         settings, prefix = self.context.settings, self.context.chat.generation_prompt
-        context = self.transcript.tokens + list(prefix)
+        context = self.episode.transcript.tokens + list(prefix)
         room = min(
             self.session.max_model_len - len(context),
-            settings.limits.max_episode_tokens - self.transcript.total_tokens - len(prefix),
+            settings.limits.max_episode_tokens - self.episode.transcript.total_tokens - len(prefix),
         )
         if room < 1:
             raise OutOfContext
         routes = settings.return_routing
         params = SamplingParams(min(max_tokens, room), temperature=settings.temperature, return_routing=routes)
         with self.clock.paused():
-            sample = await self.session.sample(context, params, branch=self.summaries)
+            sample = await self.session.sample(context, params, branch=self.episode.summaries)
         if routes and sample.routing is None and sample.finish_reason != "cancelled":
             raise UserError(
                 f"{type(self.session).__name__} returns no experts of its tokens, which router replay needs; use "
                 'rl.router_replay="off", or a sampler with cache_routing.'
             )
-        return self.transcript.append(
+        return self.episode.transcript.append(
             kind,
             prefix,
             sample.tokens,
@@ -260,41 +265,18 @@ class _Run:
     async def compact(self, prompt: Node, workspace: Workspace) -> None:
         """Asks for a summary, and starts a new branch from it. Raises OutOfContext if there is no room for one."""
         chat, compaction = self.context.chat, self.spec.compaction
-        self.transcript.append("summary_request", chat.user([compaction.request]))
+        self.episode.transcript.append("summary_request", chat.user([compaction.request]))
         written = await self.sample("summary", compaction.max_summary_tokens)
-        self.summaries += 1
+        self.episode.summaries += 1
         ids = written.sampled_tokens.tolist()
-        self.facts_kept_last = summary.facts_kept(self.spec.task, chat, ids)
-        if self.summaries == 1:
-            self.facts_kept = self.facts_kept_last
+        self.episode.facts_kept_last = summary.facts_kept(self.spec.task, chat, ids)
+        if self.episode.summaries == 1:
+            self.episode.facts_kept = self.episode.facts_kept_last
         failed = summary.is_failed(chat, ids)
-        self.failed_summaries += failed
+        self.episode.failed_summaries += failed
         if not compaction.trains(failed):
-            self.transcript.untrain(written)
-        self.transcript.branch(prompt)
+            self.episode.transcript.untrain(written)
+        self.episode.transcript.branch(prompt)
         plan = todos.format_plan(workspace.todos)
-        carried = summary.carry_message(chat, self.summaries, ids, plan, compaction.carry)
-        self.transcript.append("carry", carried)
-
-    def episode(self, outcome: Outcome, reward: float | None, parts: dict[str, float], detail: str) -> Episode:
-        task = self.spec.task
-        return Episode(
-            task_id=task.id,
-            family=task.family,
-            split=task.split,
-            seed=self.spec.seed,
-            transcript=self.transcript,
-            reward=reward,
-            outcome=outcome,
-            parts=parts,
-            detail=detail,
-            turns=self.turns,
-            summaries=self.summaries,
-            flags=self.flags,
-            usage=self.usage,
-            effort=self.spec.effort,
-            failed_summaries=self.failed_summaries,
-            facts_kept=self.facts_kept,
-            facts_kept_last=self.facts_kept_last,
-            tools=tuple(task.tools),
-        )
+        carried = summary.carry_message(chat, self.episode.summaries, ids, plan, compaction.carry)
+        self.episode.transcript.append("carry", carried)

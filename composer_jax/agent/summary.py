@@ -7,10 +7,25 @@ agent's plan. The summary is sampled like every other message, so the episode's 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from composer_jax.agent.prompts.summary import CARRY, PLAN, REQUEST, SUMMARY
 from composer_jax.data.chat.chat_format import ChatFormat
 from composer_jax.errors import UserError
 from composer_jax.tasks.task import Task
+
+REQUEST = (
+    "The context is nearly full. Write a summary from which you can continue without it: the goal, the files you "
+    "changed and how, the facts and paths you still need, what failed, and the next step."
+)
+"""The user message that asks for a summary (not published); a config replaces it by agent.compactions.NAME.request."""
+
+SUMMARY = "{summary}"
+"""Stands for the summary in CARRY, which also may have {number}, the count of summaries, and {plan}, the plan below its
+heading or nothing."""
+
+CARRY = f"Summary {{number}}:\n{SUMMARY}{{plan}}"
+"""The user message that a new branch starts with (not published); a config replaces it by .carry."""
+
+PLAN = "\nPlan:\n"
+"""The heading of the plan (not published)."""
 
 MAX_PLAN_CHARACTERS = 2000
 """Characters of a plan that are carried over a summary (not published). A longer plan would fill the freed context."""

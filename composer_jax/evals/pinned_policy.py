@@ -9,7 +9,7 @@ from composer_jax.sampler.policy import Sample, Session, TrainablePolicy
 
 
 class PinnedPolicy:
-    """A Policy whose sessions open before those that wait, and whose tokens all have one weight version."""
+    """A ServingPolicy whose sessions open before those that wait, and whose tokens all have one weight version."""
 
     def __init__(self, policy: TrainablePolicy, version: int, temperature: float) -> None:
         """
@@ -20,16 +20,6 @@ class PinnedPolicy:
             for the temperature of training.
         """
         self._policy, self._version, self._temperature = policy, version, temperature
-
-    @property
-    def busy_seconds(self) -> float:
-        """See Policy.busy_seconds; the seconds of all sessions of the policy."""
-        return self._policy.busy_seconds
-
-    @property
-    def decoded_tokens(self) -> int:
-        """See Policy.decoded_tokens; the tokens of all sessions of the policy."""
-        return self._policy.decoded_tokens
 
     def serving(self) -> AbstractAsyncContextManager[object]:
         """See Policy.serving; the policy serves already."""

@@ -23,7 +23,7 @@ from composer_jax.data.prepare.layout import printable_path, with_line_end
 from composer_jax.data.text_tokenizer import TextTokenizer
 from composer_jax.errors import UserError
 from composer_jax.evals.interval import interval
-from composer_jax.sampler.policy import Policy, Sample
+from composer_jax.sampler.policy import Sample, ServingPolicy
 from composer_jax.tasks.patches import format_unified
 
 TOO_LONG = "too long"
@@ -169,7 +169,7 @@ def encode_tasks(
 
 async def run_tasks(
     tasks: Sequence[EncodedTask],
-    policy: Policy,
+    policy: ServingPolicy,
     decode: Callable[[Sequence[int]], str],
     on_done: Callable[[], object] = lambda: None,
 ) -> list[StateResult]:

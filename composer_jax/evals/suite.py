@@ -13,7 +13,7 @@ from composer_jax.agent.summary import Compaction
 from composer_jax.evals.interval import interval
 from composer_jax.evals.pass_at_k import pass_at_k
 from composer_jax.rl.rollout import PlayEpisode, require_graded, roll_out
-from composer_jax.sampler.policy import Policy
+from composer_jax.sampler.policy import ServingPolicy
 from composer_jax.seeds import hash_seed
 from composer_jax.tasks.task import Task
 
@@ -85,7 +85,7 @@ class SuiteResult:
 
 async def run_suite(
     suite: Suite,
-    policy: Policy,
+    policy: ServingPolicy,
     context: EpisodeContext,
     on_done: Callable[[Episode], None] | None = None,
     play_one: PlayEpisode | None = None,
@@ -97,9 +97,9 @@ async def run_suite(
     Raises:
       UserError: the infrastructure lost all episodes.
     """
-    rollout = await roll_out(suite.specs(), policy, context, on_done, play_one)
-    require_graded(rollout.episodes)
-    return summarise(rollout.episodes, suite.attempts), rollout.episodes
+    episodes = await roll_out(suite.specs(), policy, context, on_done, play_one)
+    require_graded(episodes)
+    return summarise(episodes, suite.attempts), episodes
 
 
 def summarise(episodes: Sequence[Episode], attempts: int) -> SuiteResult:

@@ -7,9 +7,8 @@ import numpy as np
 from composer_jax.agent.episode import Episode
 from composer_jax.agent.transcript import Transcript
 from composer_jax.rl.algorithm import make_algorithm
-from composer_jax.rl.batch import WeightedRow
+from composer_jax.rl.batch import WeightedRow, has_enough_graded
 from composer_jax.rl.config import RLConfig
-from composer_jax.rl.incomplete_groups import has_enough_graded
 from composer_jax.rl.learning_step import graded_group
 
 NodeAdvantages = Mapping[int, np.ndarray]

@@ -55,10 +55,6 @@ class FromRewards:
 
     advantages: RewardAlgorithm
 
-    def __call__(self, rewards: Sequence[float]) -> np.ndarray:
-        """float32 [G]."""
-        return self.advantages(rewards)
-
     def weigh(self, group: Group, step: int) -> list[list[WeightedRow]]:
         """The advantages of the rewards, on all trained tokens of each episode."""
         return broadcast_advantages(group, self.advantages(group.rewards))

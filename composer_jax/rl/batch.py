@@ -20,6 +20,16 @@ class Group:
     rewards: Sequence[float]
 
 
+def has_enough_graded(group: Group, size: int) -> bool:
+    """Returns whether a group is trained of whose `size` episodes only those in `group` were graded.
+
+    A group of which half or more is lost is left out, because the baseline of a few is noise (GLM-5, arXiv 2602.15763).
+    Of another one the graded episodes are trained with their own mean as the baseline; the constant normaliser counts
+    the lost ones, so that they are terms of zero.
+    """
+    return 2 * len(group.episodes) > size
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class HintedSpan:
     """Sampled tokens of a row, and the context with a hint in which a teacher predicts them (rl/feedback.py)."""

@@ -14,10 +14,17 @@ from composer_jax.models.flops import row_flops
 from composer_jax.models.model_def import Params
 from composer_jax.parallel.mesh import batch_shards
 from composer_jax.rl.algorithm import Algorithm, make_algorithm
-from composer_jax.rl.batch import Group, HintedSpan, PackedRows, WeightedRow, empty_batch, pack_rows
+from composer_jax.rl.batch import (
+    Group,
+    HintedSpan,
+    PackedRows,
+    WeightedRow,
+    empty_batch,
+    has_enough_graded,
+    pack_rows,
+)
 from composer_jax.rl.config import RLConfig
 from composer_jax.rl.feedback import HintFinder, feedback_metrics
-from composer_jax.rl.incomplete_groups import has_enough_graded
 from composer_jax.rl.penalties import import_behaviors
 from composer_jax.rl.reference import Reference, with_reference
 from composer_jax.rl.teacher import Teacher, teacher_rows

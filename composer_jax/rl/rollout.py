@@ -3,7 +3,6 @@
 import asyncio
 import dataclasses
 import functools
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 
@@ -15,27 +14,10 @@ from composer_jax.agent.episode_spec import EpisodeSpec
 from composer_jax.agent.transcript import Transcript
 from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.errors import UserError
-from composer_jax.sampler.policy import Policy, Sample, Session
+from composer_jax.sampler.policy import Policy, Sample, ServingPolicy, Session
 from composer_jax.sandbox import SandboxDied
 from composer_jax.seeds import hash_seed
 from composer_jax.tasks.task import Task
-
-
-@dataclasses.dataclass(frozen=True)
-class Rollout:
-    """Episodes, and the time and sandbox commands that they took."""
-
-    specs: Sequence[EpisodeSpec]
-    episodes: list[Episode]
-    """In the order of `specs`."""
-    seconds: float
-    sampler_seconds: float
-    """Seconds in which the policy computed; the rest of `seconds` went into sandboxes and grading."""
-    sandbox_runs: int
-    """Commands that ran in a sandbox."""
-    sandbox_hits: int
-    """Commands whose result came from the cache, because the episode had run them on the same files before."""
-
 
 PlayEpisode = Callable[[EpisodeSpec, Policy], Awaitable[Episode]]
 """Plays one episode of a policy, as `play_episode` does in this process and the workers of rl/workers elsewhere."""
@@ -43,20 +25,18 @@ PlayEpisode = Callable[[EpisodeSpec, Policy], Awaitable[Episode]]
 
 async def roll_out(
     specs: Sequence[EpisodeSpec],
-    policy: Policy,
+    policy: ServingPolicy,
     context: EpisodeContext,
     on_done: Callable[[Episode], None] | None = None,
     play_one: PlayEpisode | None = None,
-) -> Rollout:
-    """Plays all episodes; the policy limits how many run at once.
+) -> list[Episode]:
+    """Plays all episodes and returns them in the order of `specs`; the policy limits how many run at once.
 
     Args:
       on_done: called with each episode as it ends, in no particular order.
       play_one: plays an episode; None plays it in this process, with `context`.
     """
     play_one = play_one or functools.partial(play_episode, context=context)
-    cache = context.cache
-    began, busy, runs, hits = time.perf_counter(), policy.busy_seconds, cache.runs, cache.hits
 
     async def play(spec: EpisodeSpec) -> Episode:
         episode = await play_one(spec, policy)
@@ -67,19 +47,11 @@ async def roll_out(
     async with policy.serving():
         running = [asyncio.create_task(play(spec)) for spec in specs]
         try:
-            episodes = list(await asyncio.gather(*running))
+            return list(await asyncio.gather(*running))
         finally:
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)  # cancelled episodes return their sandboxes
-    return Rollout(
-        specs,
-        episodes,
-        seconds=time.perf_counter() - began,
-        sampler_seconds=policy.busy_seconds - busy,
-        sandbox_runs=cache.runs - runs,
-        sandbox_hits=cache.hits - hits,
-    )
 
 
 async def play_episode(spec: EpisodeSpec, policy: Policy, context: EpisodeContext) -> Episode:

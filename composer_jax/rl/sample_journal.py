@@ -16,14 +16,14 @@ import shutil
 import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import numpy as np
 
 from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.frames import FrameError, encode_frame, read_frame
-from composer_jax.rl.workers.messages import params_to_json, sample_from_frame, sample_to_frame
+from composer_jax.rl.workers.messages import sample_from_frame, sample_to_frame
+from composer_jax.rl.workers.remote_policy import common_prefix
 from composer_jax.sampler.policy import Policy, Sample, Session
 
 
@@ -55,20 +55,6 @@ class RecordedPolicy:
 
     def __init__(self, policy: Policy, folder: Path, before_write: Callable[[], None] | None):
         self._policy, self._folder, self._before_write = policy, folder, before_write
-
-    @property
-    def busy_seconds(self) -> float:
-        """See Policy.busy_seconds."""
-        return self._policy.busy_seconds
-
-    @property
-    def decoded_tokens(self) -> int:
-        """See Policy.decoded_tokens."""
-        return self._policy.decoded_tokens
-
-    def serving(self) -> AbstractAsyncContextManager[object]:
-        """See Policy.serving."""
-        return self._policy.serving()
 
     async def open(self, seed: int) -> "RecordedSession":
         """See Policy.open."""
@@ -108,7 +94,9 @@ class RecordedSession:
         """See Session.sample. Returns when the sample is in the file."""
         tokens = np.asarray(context, np.int32)
         request = _hash_request(tokens, params, branch)
-        known = self._count_known_routes(tokens)
+        known = common_prefix(
+            tokens, self._tokens[: len(self._routing)]
+        )  # tokens whose routes the sample before it has
         if self._records:
             record = self._records.popleft()
             if record.request == request:
@@ -131,12 +119,6 @@ class RecordedSession:
     def close(self) -> None:
         """See Session.close."""
         self._session.close()
-
-    def _count_known_routes(self, tokens: np.ndarray) -> int:
-        """Returns for how many of the first tokens of a context the sample before it has routes."""
-        n = min(len(tokens), len(self._tokens), len(self._routing))
-        differing = np.flatnonzero(tokens[:n] != self._tokens[:n])
-        return int(differing[0]) if len(differing) else n
 
     def _remember(self, tokens: np.ndarray, sample: Sample) -> None:
         if sample.routing is not None:
@@ -196,5 +178,5 @@ def _checksum(arrays: Sequence[np.ndarray]) -> int:
 
 def _hash_request(tokens: np.ndarray, params: SamplingParams, branch: int) -> str:
     digest = hashlib.blake2b(tokens.astype("<i4").tobytes(), digest_size=16)
-    digest.update(json.dumps([params_to_json(params), branch]).encode())
+    digest.update(json.dumps([dataclasses.asdict(params), branch]).encode())
     return digest.hexdigest()

@@ -5,7 +5,7 @@ import time
 from typing import Self
 
 from composer_jax.observe.compilations import count_compilations
-from composer_jax.sampler.policy import Policy
+from composer_jax.sampler.policy import TrainablePolicy
 from composer_jax.tasks.result_cache import ResultCache
 
 
@@ -24,10 +24,10 @@ class StepClock:
     compilations: int
 
     @classmethod
-    def start(cls, policy: Policy, cache: ResultCache) -> Self:
+    def start(cls, policy: TrainablePolicy, cache: ResultCache) -> Self:
         return cls(time.perf_counter(), policy.busy_seconds, cache.runs, cache.hits, count_compilations())
 
-    def read(self, policy: Policy, cache: ResultCache, train_s: float) -> dict[str, float]:
+    def read(self, policy: TrainablePolicy, cache: ResultCache, train_s: float) -> dict[str, float]:
         """Returns the columns of what was spent since the start; seconds that overlap count in each of their columns.
 
         train_s: seconds that the learner computed.

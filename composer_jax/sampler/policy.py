@@ -92,21 +92,7 @@ class Session(Protocol):
 
 
 class Policy(Protocol):
-    """Opens sessions while it serves, and counts its work."""
-
-    @property
-    def busy_seconds(self) -> float:
-        """Seconds spent computing since the policy was made; 0 where that is unknown."""
-        ...
-
-    @property
-    def decoded_tokens(self) -> int:
-        """Tokens sampled since the policy was made."""
-        ...
-
-    def serving(self) -> AbstractAsyncContextManager[object]:
-        """A context manager; sessions can be opened and used inside it."""
-        ...
+    """Opens sessions: all that playing an episode needs."""
 
     async def open(self, seed: int) -> Session:
         """Returns a session.
@@ -117,8 +103,21 @@ class Policy(Protocol):
         ...
 
 
-class TrainablePolicy(Policy, Protocol):
+class ServingPolicy(Policy, Protocol):
+    """A policy that is started and ended."""
+
+    def serving(self) -> AbstractAsyncContextManager[object]:
+        """A context manager; sessions can be opened and used inside it."""
+        ...
+
+
+class TrainablePolicy(ServingPolicy, Protocol):
     """A policy whose weights the learner replaces while it serves."""
+
+    @property
+    def busy_seconds(self) -> float:
+        """Seconds spent computing since the policy was made; 0 where that is unknown."""
+        ...
 
     async def open(self, seed: int, *, ahead: bool = False) -> Session:
         """See Policy.open.

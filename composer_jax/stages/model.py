@@ -63,7 +63,6 @@ class Model:
         self.definition, self.params, self.router_bias, self.mesh = definition, params, router_bias, mesh
         self.text, self.sampler_config = text, sampler_config
         self._sampler: Sampler | None = None
-        self._earlier_seconds, self._earlier_tokens = 0.0, 0  # of samplers that a larger one replaced
 
     @property
     def tokenizer(self) -> TextTokenizer:
@@ -210,16 +209,6 @@ class Model:
             raise RuntimeError("open sessions inside `async with model.serving():`")
         return await self._sampler.open(seed)
 
-    @property
-    def busy_seconds(self) -> float:
-        """See Policy.busy_seconds."""
-        return self._earlier_seconds + (self._sampler.busy_seconds if self._sampler else 0.0)
-
-    @property
-    def decoded_tokens(self) -> int:
-        """See Policy.decoded_tokens."""
-        return self._earlier_tokens + (self._sampler.decoded_tokens if self._sampler else 0)
-
     def _sampler_for(self, tokens: int) -> Sampler:
         """Returns a sampler whose contexts hold so many tokens, or all that the model's context holds."""
         longest = self.definition.config.max_context
@@ -228,7 +217,6 @@ class Model:
                 return self._sampler
             if self._sampler.is_serving:
                 raise RuntimeError("this model is serving; use its sessions, or leave the block first")
-            self._earlier_seconds, self._earlier_tokens = self.busy_seconds, self.decoded_tokens
             self._sampler = None  # frees its cache before the larger one is made
         config = self.sampler_config or _sampler_config(tokens, longest, self.mesh)
         network = self.definition.config

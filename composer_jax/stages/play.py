@@ -10,7 +10,7 @@ from composer_jax.agent.summary import Compaction
 from composer_jax.data.chat.chat_format import ChatFormat
 from composer_jax.errors import UserError
 from composer_jax.event_loop import EventLoop
-from composer_jax.sampler.policy import Policy
+from composer_jax.sampler.policy import ServingPolicy
 from composer_jax.sandbox import LocalSandboxPool, SandboxLimits
 from composer_jax.stages.model import Model
 from composer_jax.tasks.images.pools import ImagePools
@@ -20,7 +20,7 @@ from composer_jax.tasks.task import Task
 
 def run_attempt(
     task: Task,
-    policy: Model | Policy,
+    policy: Model | ServingPolicy,
     *,
     seed: int = 0,
     chat: ChatFormat | None = None,
@@ -45,7 +45,7 @@ def run_attempt(
 
 def run_group(
     task: Task,
-    policy: Model | Policy,
+    policy: Model | ServingPolicy,
     seeds: Sequence[int],
     *,
     chat: ChatFormat | None = None,
@@ -67,7 +67,7 @@ def run_group(
 
 async def _play(
     task: Task,
-    policy: Policy,
+    policy: ServingPolicy,
     seeds: Sequence[int],
     chat: ChatFormat,
     compaction: Compaction | None,

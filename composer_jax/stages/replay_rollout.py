@@ -55,10 +55,10 @@ def play_records(run: Run, records: RolloutRecords, policy: str, out: Path) -> d
             for record in records.batches:
                 missing = [number for number in record.groups if not ledger.has(number)]
                 specs = [spec for number in missing for spec in source.specs(number)]
-                rollout = loop.run(roll_out(specs, sampler, context, lambda _: progress.update(1)))
-                require_graded(rollout.episodes)
+                played_now = loop.run(roll_out(specs, sampler, context, lambda _: progress.update(1)))
+                require_graded(played_now)
                 for i, number in enumerate(missing):
-                    episodes = rollout.episodes[i * config.group_size : (i + 1) * config.group_size]
+                    episodes = played_now[i * config.group_size : (i + 1) * config.group_size]
                     ledger.admit(number, record.step - 1, records.places[number])
                     ledger.store(PlayedGroup(number, episodes, record.step - 1, resolved_version=0))
                 groups = [ledger.load(number) for number in record.groups]

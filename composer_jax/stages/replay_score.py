@@ -13,7 +13,6 @@ from composer_jax.models.model_def import Params
 from composer_jax.observe.progress import Progress
 from composer_jax.parallel.mesh import batch_shards
 from composer_jax.rl.batch import WeightedRow, pack_rows
-from composer_jax.rl.logprob_gaps import gap_figures
 from composer_jax.rl.played_group import PlayedGroup
 from composer_jax.rl.records import RolloutRecords
 from composer_jax.rl.rewards import reward_parts
@@ -32,7 +31,7 @@ def score_records(run: Run, records: RolloutRecords, policy: str) -> dict[str, A
 
     Returns:
       groups, episodes: how many are stored; graded: episodes with a grade. grade, reward: means over those, the reward
-      by rl.reward of this run. gaps: of log p - log p_sampler of all sampled tokens (rl/logprob_gaps.py), with the
+      by rl.reward of this run. gaps: of log p - log p_sampler of all sampled tokens (gap_figures), with the
       experts of the sampler where rl.router_replay says so. by_version: version of the sampler's weights -> its gaps.
 
     Raises:
@@ -86,3 +85,29 @@ def _score(
     return [
         ((own - row.logprobs)[row.trained], row.versions[row.trained]) for own, row in zip(logprobs, rows, strict=True)
     ]
+
+
+def gap_figures(gaps: np.ndarray) -> dict[str, float]:
+    """Returns the figures of log p - log p_sampler of sampled tokens, in nats, with four significant digits.
+
+    p50, p99, max: of the absolute gap. beyond_2: fraction of the tokens whose ratio of probabilities is beyond 2 or 1/2
+    (F(2) of arXiv 2510.11370). k1, k3: estimates of KL(sampler || p), the means of -log r and of r - 1 - log r with
+    r = p / p_sampler.
+
+    Raises:
+      ValueError: there are no tokens.
+    """
+    if not gaps.size:
+        raise ValueError("gaps of no tokens have no figures")
+    gaps = gaps.astype(np.float64)
+    size = np.abs(gaps)
+    figures = {
+        "tokens": gaps.size,
+        "p50": np.median(size),
+        "p99": np.quantile(size, 0.99),
+        "max": size.max(),
+        "beyond_2": (size > np.log(2)).mean(),
+        "k1": -gaps.mean(),
+        "k3": (np.expm1(gaps) - gaps).mean(),
+    }
+    return {name: float(f"{value:.4g}") if name != "tokens" else int(value) for name, value in figures.items()}

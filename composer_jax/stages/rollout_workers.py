@@ -14,9 +14,8 @@ from composer_jax.parallel.processes import broadcast_from_process0, coordinator
 from composer_jax.rl.rollout import PlayEpisode
 from composer_jax.rl.workers.pool import PoolOptions, WorkerPool
 from composer_jax.rl.workers.ray_cluster import RayCluster
-from composer_jax.rl.workers.worker import WorkerOptions
+from composer_jax.rl.workers.worker import WorkerOptions, WorkerThread
 from composer_jax.rl.workers.worker_setup import WorkerSetup
-from composer_jax.rl.workers.worker_thread import WorkerThread
 
 T = TypeVar("T")
 

@@ -125,10 +125,10 @@ def write_sampled_traces(
             *load_base_weights(policy, run.model.definition, run.mesh, run.config.seed), version=0
         )
         with Progress(len(specs), "episode", "sample") as progress:
-            rollout = loop.run(roll_out(specs, sampler, context, lambda _: progress.update(1)))
+            episodes = loop.run(roll_out(specs, sampler, context, lambda _: progress.update(1)))
 
     def rows() -> Iterator[dict[str, Any]]:
-        for spec, episode in zip(specs, rollout.episodes, strict=True):
+        for spec, episode in zip(specs, episodes, strict=True):
             if _is_enough(episode.reward, min_reward, written):
                 yield from episode_rows(episode, spec.task, run.model.chat, run.config.agent.system_prompt)
 

@@ -9,8 +9,7 @@ from composer_jax.agent.episode import run_episode
 from composer_jax.agent.episode_context import EpisodeContext, EpisodeLimits, EpisodeSettings
 from composer_jax.agent.episode_record import build_episode_record
 from composer_jax.agent.episode_spec import EpisodeSpec
-from composer_jax.agent.prompts.summary import REQUEST
-from composer_jax.agent.summary import Compaction
+from composer_jax.agent.summary import REQUEST, Compaction
 from composer_jax.data.chat.chat_format import Message
 from composer_jax.data.chat.load_chat_format import load_chat_format
 from composer_jax.data.chat.messages import AssistantMessage, ToolCall

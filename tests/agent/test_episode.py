@@ -10,8 +10,7 @@ from composer_jax.agent.effort import EffortConfig, EffortLevel
 from composer_jax.agent.episode import Episode, run_episode
 from composer_jax.agent.episode_context import EpisodeContext, EpisodeLimits, EpisodeSettings
 from composer_jax.agent.episode_spec import EpisodeSpec
-from composer_jax.agent.prompts.summary import REQUEST
-from composer_jax.agent.summary import Compaction
+from composer_jax.agent.summary import REQUEST, Compaction
 from composer_jax.data.chat import compact
 from composer_jax.data.chat.messages import ToolCall
 from composer_jax.demo import bugfix

@@ -48,7 +48,7 @@ def test_an_episode_that_is_lost_records_its_level(monkeypatch, level):
     monkeypatch.setattr(rollout, "run_episode", fake)
     spec = EpisodeSpec(task_of({}), 0, Compaction(), effort=level)
     context = EpisodeContext(None, None, EpisodeSettings(effort=EFFORT))
-    [lost] = asyncio.run(roll_out([spec], ScriptedPolicy(lambda seed: [], slots=1), context)).episodes
+    [lost] = asyncio.run(roll_out([spec], ScriptedPolicy(lambda seed: [], slots=1), context))
     assert (lost.outcome, lost.effort) == ("infrastructure", level)
 
 

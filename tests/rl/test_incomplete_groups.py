@@ -4,8 +4,7 @@ import dataclasses
 
 import pytest
 
-from composer_jax.rl.batch import Group
-from composer_jax.rl.incomplete_groups import has_enough_graded
+from composer_jax.rl.batch import Group, has_enough_graded
 from tests.rl.made_up import conversation, episode
 from tests.rl.test_policy_update import CONFIG, STATE, update
 

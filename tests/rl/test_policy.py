@@ -53,10 +53,10 @@ def policy(environment):
 def test_a_scripted_policy_plays_a_group(environment, policy: TrainablePolicy):
     policy.update({}, {}, version=7)
     jobs = [EpisodeSpec(TASK, seed, Compaction(None)) for seed in range(4)]
-    rollout = asyncio.run(roll_out(jobs, policy, environment))
-    assert [episode.reward for episode in rollout.episodes] == [1.0, 0.0, 1.0, 0.0]
-    assert [episode.turns for episode in rollout.episodes] == [2, 1, 2, 1]
-    sampled = [node for episode in rollout.episodes for node in episode.transcript.nodes if len(node.sampled_tokens)]
+    episodes = asyncio.run(roll_out(jobs, policy, environment))
+    assert [episode.reward for episode in episodes] == [1.0, 0.0, 1.0, 0.0]
+    assert [episode.turns for episode in episodes] == [2, 1, 2, 1]
+    sampled = [node for episode in episodes for node in episode.transcript.nodes if len(node.sampled_tokens)]
     assert {version for node in sampled for version in node.versions} == {7}
     assert policy.decoded_tokens == sum(len(node.sampled_tokens) for node in sampled)
 

@@ -75,10 +75,9 @@ def test_episodes_come_in_the_order_of_the_specs_and_never_more_at_once_than_slo
     run_episode(lambda task, attempt: 1.0)
     sampler, done = FakeSampler(), []
     rollout_result = asyncio.run(roll_out(SPECS, sampler, CONTEXT, done.append))
-    assert [(e.task_id, e.seed) for e in rollout_result.episodes] == [(spec.task.id, spec.seed) for spec in SPECS]
+    assert [(e.task_id, e.seed) for e in rollout_result] == [(spec.task.id, spec.seed) for spec in SPECS]
     assert sampler.most == 3 and sampler.open_sessions == 0
     assert sorted(e.task_id for e in done) == sorted(spec.task.id for spec in SPECS)
-    assert rollout_result.sampler_seconds == 2.0
 
 
 def test_a_dead_sandbox_is_tried_again_with_new_random_numbers(run_episode):
@@ -86,10 +85,10 @@ def test_a_dead_sandbox_is_tried_again_with_new_random_numbers(run_episode):
     sampler = FakeSampler()
     rollout_result = asyncio.run(roll_out(SPECS, sampler, CONTEXT))
     assert attempts[SPECS[2].task.id] == 3
-    assert rollout_result.episodes[2].reward == 1.0
+    assert rollout_result[2].reward == 1.0
     again = [hash_seed("retry", SPECS[2].seed, attempt) for attempt in (1, 2)]
     assert [sampler.seeds.count(seed) for seed in (SPECS[2].seed, *again)] == [1, 1, 1]
-    assert rollout_result.episodes[2].seed == again[-1]
+    assert rollout_result[2].seed == again[-1]
     assert sampler.open_sessions == 0
 
 
@@ -98,14 +97,14 @@ def test_an_episode_that_stays_dead_is_returned_once_without_a_reward(run_episod
     done = []
     rollout_result = asyncio.run(roll_out(SPECS, FakeSampler(), CONTEXT, done.append))
     assert attempts[SPECS[2].task.id] == 3 and len(done) == len(SPECS)
-    assert [e.reward for e in rollout_result.episodes] == [0.0, 0.0, None, 0.0, 0.0, 0.0, 0.0, 0.0]
-    assert rollout_result.episodes[2].outcome == "infrastructure"
+    assert [e.reward for e in rollout_result] == [0.0, 0.0, None, 0.0, 0.0, 0.0, 0.0, 0.0]
+    assert rollout_result[2].outcome == "infrastructure"
 
 
 def test_a_bug_of_the_harness_costs_one_episode_and_leaves_no_session_open(run_episode, caplog):
     run_episode(lambda task, attempt: ZeroDivisionError("oh") if task is SPECS[4].task else 1.0)
     sampler = FakeSampler()
-    episodes = asyncio.run(roll_out(SPECS, sampler, CONTEXT)).episodes
+    episodes = asyncio.run(roll_out(SPECS, sampler, CONTEXT))
     assert [e.reward for e in episodes] == [1.0, 1.0, 1.0, 1.0, None, 1.0, 1.0, 1.0]
     assert (episodes[4].outcome, episodes[4].detail) == ("infrastructure", "ZeroDivisionError: oh")
     assert sampler.open_sessions == 0
@@ -141,7 +140,7 @@ def test_an_image_in_which_nothing_starts_loses_its_episodes_only(run_episode):
     specs = [dataclasses.replace(SPECS[0], task=dataclasses.replace(SPECS[0].task, image="an image")), SPECS[1]]
     run_episode(lambda task, attempt: 1.0)
     sampler = FakeSampler()
-    lost, other = asyncio.run(roll_out(specs, sampler, dataclasses.replace(CONTEXT, images=Images()))).episodes
+    lost, other = asyncio.run(roll_out(specs, sampler, dataclasses.replace(CONTEXT, images=Images())))
     assert (lost.reward, lost.outcome, lost.detail) == (None, "infrastructure", "the container does not start")
     assert other.reward == 1.0 and sampler.seeds == [101]
 
@@ -169,7 +168,7 @@ def test_a_policy_that_fails_ends_the_rollout(monkeypatch):
 
 def test_a_rollout_whose_episodes_are_all_lost_is_an_error_that_names_the_cause(run_episode):
     run_episode(lambda task, attempt: ZeroDivisionError("oh"))
-    episodes = asyncio.run(roll_out(SPECS, FakeSampler(), CONTEXT)).episodes
+    episodes = asyncio.run(roll_out(SPECS, FakeSampler(), CONTEXT))
     with pytest.raises(UserError, match="All 8 episodes were lost, the first one because of: ZeroDivisionError: oh"):
         require_graded(episodes)
 

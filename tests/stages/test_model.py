@@ -49,7 +49,7 @@ def test_a_model_has_network_weights_mesh_tokenizer_and_chat_format(model):
 
 def test_loading_compiles_no_sampler(folder):
     fresh = composer_jax.load_hf(folder, dtype="float32")
-    assert fresh._sampler is None and (fresh.busy_seconds, fresh.decoded_tokens) == (0.0, 0)
+    assert fresh._sampler is None
 
 
 def test_generate_is_greedy_at_temperature_0(model):
@@ -101,18 +101,16 @@ def test_chat_answers_in_the_chat_format(model):
     )
 
 
-def test_a_long_text_gets_a_larger_context_and_the_counts_go_on(folder):
+def test_a_long_text_gets_a_larger_context(folder):
     model = composer_jax.load_hf(folder, dtype="float32")
     assert (
         len(model.generate([7, 9], max_tokens=5, stop=())) <= 5
         and model._sampler.config.max_model_len == SMALLEST_CAPACITY
     )
-    before, busy = model.decoded_tokens, model.busy_seconds
     prompt = [7, 9] * 310
     tokens = model.generate(prompt, max_tokens=500, temperature=0)
     assert model._sampler.config.max_model_len == CONFIG.max_context
     assert tokens == greedy_tokens(prompt, 20, model.text.end_tokens)  # 20 is what the context has left
-    assert model.decoded_tokens == before + len(tokens) and model.busy_seconds > busy
 
 
 def test_end_ids_and_parameters_come_from_generation_config(folder, tmp_path):

@@ -2,7 +2,7 @@
 
 from composer_jax.agent.base_folder import is_vcs_path
 from composer_jax.agent.tools import glob_pattern
-from composer_jax.agent.tools.paths import refuse_links, resolve_file, resolve_path
+from composer_jax.agent.tools.paths import resolve_existing, resolve_file, resolve_path
 from composer_jax.agent.tools.schema import ToolError
 from composer_jax.agent.tools.tool import PATH, Tool, object_schema
 from composer_jax.agent.workspace import Workspace
@@ -36,10 +36,7 @@ async def read_file(workspace: Workspace, path: str, start: int = 1, end: int | 
 
 async def list_dir(workspace: Workspace, path: str = "", depth: int = 1) -> str:
     """The entries of a folder; folders end with a slash, links show their targets."""
-    folder = resolve_path(workspace, path)
-    if folder and workspace.kind(folder) != "folder":
-        refuse_links(workspace, folder)
-        raise ToolError(f"there is no folder {folder}")
+    folder = resolve_existing(workspace, path, "folder")
     prefix = f"{folder}/" if folder else ""
     entries = [
         f"{other[len(prefix) :]}{_suffix(workspace, other)}"

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from composer_jax.agent.tools.schema import ToolError
-from composer_jax.agent.tools.tool import FINISH, Tool, object_schema
+from composer_jax.agent.tools.tool import FINISH_TOOL, Tool, object_schema
 from composer_jax.agent.tools.truncate import truncate_end
 from composer_jax.agent.workspace import Workspace
 
@@ -61,10 +61,6 @@ async def _run_tests(workspace: Workspace) -> str:
     return result.stdout.strip() or result.stderr.strip().split("\n")[-1] or f"no output, exit {result.exit_code}"
 
 
-async def _finish(workspace: Workspace) -> str:
-    return "done"
-
-
 def _object(**properties: str) -> dict[str, Any]:
     return object_schema(
         tuple(properties), **{name: {"type": "string", "description": text} for name, text in properties.items()}
@@ -92,6 +88,6 @@ TOOLS: Mapping[str, Tool] = {
             _edit,
             truncate_end,
         ),
-        Tool(FINISH, "Say that the work is done.", _object(), _finish, truncate_end),
+        FINISH_TOOL,
     )
 }

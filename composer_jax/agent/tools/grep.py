@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from composer_jax.agent.tools.paths import refuse_links, resolve_path
+from composer_jax.agent.tools.paths import resolve_existing, resolve_path
 from composer_jax.agent.tools.schema import ToolError
 from composer_jax.agent.tools.tool import UNDER, Tool, object_schema
 from composer_jax.agent.workspace import Workspace
@@ -18,10 +18,7 @@ async def grep(
     workspace: Workspace, pattern: str, path: str = "", glob: str = "", ignore_case: bool = False, context: int = 0
 ) -> str:
     """The matching lines with their paths and numbers."""
-    folder = resolve_path(workspace, path)
-    if folder and workspace.kind(folder) not in ("file", "folder"):
-        refuse_links(workspace, folder)
-        raise ToolError(f"there is no file or folder {folder}")
+    folder = resolve_existing(workspace, path, "file", "folder")
     for name, text in (("pattern", pattern), ("glob", glob)):
         if "\0" in text:
             raise ToolError(f"{name} has a zero byte in it, which no text file has")

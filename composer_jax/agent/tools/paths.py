@@ -1,5 +1,6 @@
 """Paths of tool arguments, resolved to paths of the workspace."""
 
+from composer_jax.agent.base_folder import Kind
 from composer_jax.agent.tools.schema import ToolError
 from composer_jax.agent.workspace import Workspace
 
@@ -25,6 +26,15 @@ def resolve_path(workspace: Workspace, path: str) -> str:
     if len(parts) > MAX_DEPTH or len(rest.encode()) > MAX_PATH or any(len(p.encode()) > MAX_NAME for p in parts):
         raise ToolError(f"{_abbreviate(path)} is longer than a path may be")
     return "/".join(parts)
+
+
+def resolve_existing(workspace: Workspace, path: str, *kinds: Kind) -> str:
+    """As `resolve_path`, of an entry of one of these kinds or the workspace itself. Raises ToolError for others."""
+    resolved = resolve_path(workspace, path)
+    if resolved and workspace.kind(resolved) not in kinds:
+        refuse_links(workspace, resolved)
+        raise ToolError(f"there is no {' or '.join(kinds)} {resolved}")
+    return resolved
 
 
 def resolve_file(workspace: Workspace, path: str) -> str:

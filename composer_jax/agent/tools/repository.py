@@ -9,13 +9,7 @@ from composer_jax.agent.tools.grep import GREP
 from composer_jax.agent.tools.semantic_search import SEMANTIC_SEARCH
 from composer_jax.agent.tools.shell import SHELL
 from composer_jax.agent.tools.todo_write import TODO_WRITE
-from composer_jax.agent.tools.tool import FINISH, Tool, object_schema
-from composer_jax.agent.workspace import Workspace
-
-
-async def _finish(workspace: Workspace) -> str:
-    return "done"
-
+from composer_jax.agent.tools.tool import FINISH_TOOL, Tool
 
 _TOOLS = (
     READ_FILE,
@@ -27,7 +21,7 @@ _TOOLS = (
     APPLY_PATCH,
     SHELL,
     TODO_WRITE,
-    Tool(FINISH, "Say that the work is done.", object_schema(), _finish),
+    FINISH_TOOL,
 )
 TOOLS: Mapping[str, Tool] = {tool.name: tool for tool in _TOOLS}
 """The tools by the name that the model sees; a new one is its own file and one line here."""

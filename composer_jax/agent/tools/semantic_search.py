@@ -1,7 +1,6 @@
 """The tool that finds code by its meaning."""
 
-from composer_jax.agent.tools.paths import refuse_links, resolve_path
-from composer_jax.agent.tools.schema import ToolError
+from composer_jax.agent.tools.paths import resolve_existing
 from composer_jax.agent.tools.tool import UNDER, Tool, object_schema
 from composer_jax.agent.workspace import Workspace
 
@@ -12,11 +11,7 @@ MAX_LINE = 160  # characters
 
 async def semantic_search(workspace: Workspace, query: str, path: str = "") -> str:
     """The best chunks for a query: path, lines and name of each, and its first lines."""
-    under = resolve_path(workspace, path)
-    if under and workspace.kind(under) not in ("file", "folder"):
-        refuse_links(workspace, under)
-        raise ToolError(f"there is no file or folder {under}")
-    hits = await workspace.search(query, under, HITS)
+    hits = await workspace.search(query, resolve_existing(workspace, path, "file", "folder"), HITS)
     lines = []
     for hit in hits:
         chunk = hit.chunk

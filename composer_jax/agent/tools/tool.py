@@ -37,6 +37,10 @@ class Tool:
         return arguments
 
 
+async def _finish(workspace: Any) -> str:
+    return "done"
+
+
 def object_schema(required: tuple[str, ...] = (), /, **properties: Mapping[str, Any]) -> dict[str, Any]:
     """The JSON schema of an object with these properties and no others; `required` are names among them."""
     return {
@@ -45,3 +49,6 @@ def object_schema(required: tuple[str, ...] = (), /, **properties: Mapping[str, 
         "required": list(required),
         "additionalProperties": False,
     }
+
+
+FINISH_TOOL = Tool(FINISH, "Say that the work is done.", object_schema(), _finish)

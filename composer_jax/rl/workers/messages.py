@@ -1,4 +1,4 @@
-"""How EpisodeSpec, SamplingParams and Sample travel between a trainer and its workers, exactly."""
+"""How EpisodeSpec and Sample travel between a trainer and its workers, exactly."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,6 @@ import numpy as np
 
 from composer_jax.agent.episode_spec import EpisodeSpec
 from composer_jax.agent.summary import Compaction
-from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.frames import Frame
 from composer_jax.sampler.policy import PromptLogprobs, Sample, TopLogprobs
 from composer_jax.tasks.task import Task
@@ -29,11 +28,6 @@ def spec_from_json(data: Mapping[str, Any]) -> EpisodeSpec:
     """Makes the spec of a dict of `spec_to_json`."""
     compaction = Compaction(**data["compaction"])
     return EpisodeSpec(Task.from_json(data["task"]), data["seed"], compaction, data["group"], data["effort"])
-
-
-def params_to_json(params: SamplingParams) -> dict[str, Any]:
-    """Returns a JSON-able dict from which `SamplingParams(**data)` makes equal params."""
-    return dataclasses.asdict(params)
 
 
 def sample_to_frame(sample: Sample) -> Frame:

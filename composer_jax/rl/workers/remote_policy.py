@@ -4,14 +4,14 @@ A session's next context usually begins with the last one and what was sampled, 
 hold the tokens that they share; what the worker takes for shared always is a prefix of what the trainer holds.
 """
 
-import contextlib
-from collections.abc import AsyncIterator, Sequence
+import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
 from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.rl.workers.channel import Channel
-from composer_jax.rl.workers.messages import params_to_json, sample_from_frame
+from composer_jax.rl.workers.messages import sample_from_frame
 from composer_jax.sampler.policy import Sample
 
 
@@ -20,26 +20,20 @@ class RemotePolicy:
 
     def __init__(self, channel: Channel, episode: int):
         """episode: the trainer's number of the episode; its sessions end with it."""
-        self.busy_seconds, self.decoded_tokens = 0.0, 0
         self._channel, self._episode = channel, episode
-
-    @contextlib.asynccontextmanager
-    async def serving(self) -> AsyncIterator["RemotePolicy"]:
-        """See Policy.serving; the trainer's policy serves as long as the channel is open."""
-        yield self
 
     async def open(self, seed: int) -> "RemoteSession":
         """See Policy.open. Raises ChannelClosed if the trainer is lost."""
         header, _ = await self._channel.call("open", {"episode": self._episode, "seed": seed})
-        return RemoteSession(self, self._channel, self._episode, header["session"], header["max_model_len"])
+        return RemoteSession(self._channel, self._episode, header["session"], header["max_model_len"])
 
 
 class RemoteSession:
     """A Session (sampler/policy.py) at the other end of a channel."""
 
-    def __init__(self, policy: RemotePolicy, channel: Channel, episode: int, session: int, max_model_len: int):
+    def __init__(self, channel: Channel, episode: int, session: int, max_model_len: int):
         self.max_model_len = max_model_len
-        self._policy, self._channel, self._address = policy, channel, {"episode": episode, "session": session}
+        self._channel, self._address = channel, {"episode": episode, "session": session}
         self._shared = np.empty(0, np.int32)
 
     async def sample(self, context: Sequence[int], params: SamplingParams, branch: int = 0) -> Sample:
@@ -47,11 +41,10 @@ class RemoteSession:
         tokens = np.asarray(context, np.int32)
         start = common_prefix(self._shared, tokens)
         self._shared = tokens
-        body = {**self._address, "start": start, "params": params_to_json(params), "branch": branch}
+        body = {**self._address, "start": start, "params": dataclasses.asdict(params), "branch": branch}
         sample = sample_from_frame(*await self._channel.call("sample", body, [tokens[start:]]))
         if self._shared is tokens:  # no other call has begun meanwhile
             self._shared = np.concatenate([tokens, np.asarray(sample.tokens, np.int32)])
-        self._policy.decoded_tokens += len(sample.tokens)
         return sample
 
     def close(self) -> None:

@@ -16,7 +16,6 @@ from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.demo.bugfix import generate
 from composer_jax.frames import encode_frame
 from composer_jax.rl.workers.messages import (
-    params_to_json,
     sample_from_frame,
     sample_to_frame,
     spec_from_json,
@@ -99,7 +98,7 @@ def test_specs_params_and_setup_arrive(tmp_path):
     for spec in specs(2):
         assert spec_from_json(json.loads(json.dumps(spec_to_json(spec)))) == spec
     params = SamplingParams(5, 0.5, 0.9, 10, 0.1, (3, 4), ("a",), 2, True, True)
-    assert SamplingParams(**json.loads(json.dumps(params_to_json(params)))) == params
+    assert SamplingParams(**json.loads(json.dumps(dataclasses.asdict(params)))) == params
     settings, sandbox_limits = EpisodeSettings(EpisodeLimits(3, 4, 5)), SandboxLimits(timeout_s=1.5)
     setup = worker_setup(tmp_path, settings=settings, sandbox_limits=sandbox_limits)
     back = WorkerSetup.from_json(json.loads(json.dumps(setup.to_json())))

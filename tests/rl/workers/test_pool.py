@@ -12,9 +12,8 @@ from composer_jax.rl import rollout
 from composer_jax.rl.rollout import play_episode
 from composer_jax.rl.workers.channel import RemoteError
 from composer_jax.rl.workers.pool import PoolOptions, WorkerPool
-from composer_jax.rl.workers.worker import WorkerOptions, run_worker
+from composer_jax.rl.workers.worker import WorkerOptions, WorkerThread, run_worker
 from composer_jax.rl.workers.worker_setup import WorkerSetup
-from composer_jax.rl.workers.worker_thread import WorkerThread
 from composer_jax.sandbox import LocalSandboxPool, SandboxLimits
 from composer_jax.tasks.result_cache import ResultCache
 from tests.rl.made_up import conversation, episode
