@@ -25,10 +25,6 @@ class CallRecord:
     arguments: Any  # the parsed object; the raw text of an ill-formed call
     error: str | None = None  # the reason why the call failed; None for a call that was executed
 
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Self:
-        return cls(**_known_fields(cls, value))
-
 
 @dataclasses.dataclass(frozen=True)
 class TokenRecord:
@@ -37,10 +33,6 @@ class TokenRecord:
     text: str  # a token that ends within a character has U+FFFD
     logprob: float  # log-probability in nats, under the policy that sampled it
     advantage: float | None  # what RL multiplies log p with; None for a token that it does not train
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Self:
-        return cls(**_known_fields(cls, value))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,8 +57,8 @@ class MessageRecord:
         fields = _known_fields(cls, value)
         if fields["kind"] not in KINDS:
             raise ValueError(f"message kind {fields['kind']!r} is unknown; the kinds are {', '.join(KINDS)}")
-        calls = tuple(CallRecord.from_json(call) for call in fields.get("calls") or ())
-        tokens = tuple(TokenRecord.from_json(token) for token in fields.get("sampled_tokens") or ())
+        calls = tuple(CallRecord(**_known_fields(CallRecord, call)) for call in fields.get("calls") or ())
+        tokens = tuple(TokenRecord(**_known_fields(TokenRecord, token)) for token in fields.get("sampled_tokens") or ())
         return cls(**{**fields, "calls": calls, "sampled_tokens": tokens})
 
 

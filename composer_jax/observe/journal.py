@@ -15,20 +15,18 @@ class Journal:
 
     Opening an existing file drops an incomplete last line, which a kill in the middle of a write leaves.
 
-    Attributes:
-      rows: the objects in the file, oldest first.
-
     Raises:
       UserError: the file cannot be written, or a line before the last one is not a JSON object.
     """
 
-    def __init__(self, path: Path, before_write: Callable[[], None] | None = None):
-        """before_write: called before every write, such as Workdir.require_held."""
-        self.path, self._before_write = path, before_write
+    def __init__(self, path: Path, before_write: Callable[[], None] | None = None, *, sync: bool = True):
+        """before_write: called before every write, such as Workdir.require_held. sync: False leaves it to the system
+        when rows reach the disk, so that a power failure may lose the last ones."""
+        self.path, self._before_write, self._sync = path, before_write, sync
         content = path.read_bytes() if path.exists() else b""
-        self.rows = _parse_lines(path, content)
+        rows = _parse_lines(path, content)
         if not content.endswith(b"\n"):
-            write_atomically(path, b"".join(map(_line, self.rows)))
+            write_atomically(path, b"".join(map(_line, rows)))
         self._open()
 
     def append(self, row: Mapping[str, Any]) -> None:
@@ -36,15 +34,14 @@ class Journal:
         self._check()
         self._file.write(_line(row))
         self._file.flush()
-        os.fsync(self._file.fileno())
-        self.rows.append(dict(row))
+        if self._sync:
+            os.fsync(self._file.fileno())
 
     def truncate(self, count: int) -> None:
         """Keeps the first `count` objects, by an atomic rewrite."""
         self._check()
         self._file.close()
-        self.rows = self.rows[:count]
-        write_atomically(self.path, b"".join(map(_line, self.rows)))
+        write_atomically(self.path, b"".join(map(_line, read_journal(self.path)[:count])))
         self._open()
 
     def close(self) -> None:
@@ -68,20 +65,23 @@ class Journal:
             raise UserError(f"cannot write {self.path}: {error.strerror}") from error
 
 
-def read_journal(path: Path) -> list[dict[str, Any]]:
+NO_OBJECT = "is not a JSON object; move the folder away and start anew"
+
+
+def read_journal(path: Path, refusal: str = NO_OBJECT) -> list[dict[str, Any]]:
     """Returns the objects of a journal without an incomplete last line; [] if there is no such file.
 
     Raises:
-      UserError: a line before the last one is not a JSON object.
+      UserError: a line before the last one is not a JSON object; `refusal` ends the sentence.
     """
-    return _parse_lines(path, path.read_bytes() if path.exists() else b"")
+    return _parse_lines(path, path.read_bytes() if path.exists() else b"", refusal)
 
 
 def _line(row: Mapping[str, Any]) -> bytes:
     return json.dumps(row, separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 
-def _parse_lines(path: Path, content: bytes) -> list[dict[str, Any]]:
+def _parse_lines(path: Path, content: bytes, refusal: str = NO_OBJECT) -> list[dict[str, Any]]:
     rows = []
     for number, line in enumerate(content.split(b"\n")[:-1], start=1):
         try:
@@ -89,6 +89,6 @@ def _parse_lines(path: Path, content: bytes) -> list[dict[str, Any]]:
         except ValueError:
             row = None
         if not isinstance(row, dict):
-            raise UserError(f"line {number} of {path} is not a JSON object; move the folder away and start anew")
+            raise UserError(f"line {number} of {path} {refusal}")
         rows.append(row)
     return rows

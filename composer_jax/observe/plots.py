@@ -204,7 +204,7 @@ def plot_health(rows: Rows, path: Path, theme: Theme = LIGHT) -> Path | None:
 
 
 def plot_nll_by_context(rows: Rows, path: Path, theme: Theme = LIGHT) -> Path | None:
-    """Plots the loss of a text against the tokens of context; the rows are those of evals/rolling_loss.py."""
+    """Plots the loss of a text against the tokens of context; the rows are those of evals/score.py."""
     first, nll = columns(rows, "first", "nll")
     if not first:
         return None

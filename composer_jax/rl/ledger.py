@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from composer_jax.atomic_write import write_atomically
 from composer_jax.errors import UserError
-from composer_jax.observe.journal import Journal
+from composer_jax.observe.journal import Journal, read_journal
 from composer_jax.rl.curriculum import FamilyResults, family_results
 from composer_jax.rl.played_group import PlayedGroup, encode_group, hash_tokens
 from composer_jax.rl.sample_journal import SampleJournal
@@ -81,12 +81,12 @@ class RolloutLedger:
         self._admitted = Journal(folder / "rl" / "admitted.jsonl", before_write)
         self._batches = Journal(folder / "batches.jsonl", before_write)
         self.samples = SampleJournal(folder / "rl" / "samples", before_write)
-        self.admitted: dict[int, int] = {row["group"]: row["step"] for row in self._admitted.rows if "step" in row}
-        self.places: dict[int, tuple[str, int]] = {
-            row["group"]: (row["family"], row["index"]) for row in self._admitted.rows if "step" in row
-        }
-        self.dropped: set[int] = {row["group"] for row in self._admitted.rows if "dropped" in row}
-        self.batches = [BatchRecord.from_json(row) for row in self._batches.rows]
+        rows = read_journal(self._admitted.path)
+        admitted = [row for row in rows if "step" in row]
+        self.admitted: dict[int, int] = {row["group"]: row["step"] for row in admitted}
+        self.places: dict[int, tuple[str, int]] = {row["group"]: (row["family"], row["index"]) for row in admitted}
+        self.dropped: set[int] = {row["group"] for row in rows if "dropped" in row}
+        self.batches = [BatchRecord.from_json(row) for row in read_journal(self._batches.path)]
 
     def note_tokenizer(self, fingerprint: str) -> None:
         """Writes which tokenizer the groups belong to, atomically."""

@@ -7,13 +7,13 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     StrictBool,
     StrictInt,
     StrictStr,
     ValidationError,
-    field_validator,
     model_validator,
 )
 
@@ -63,6 +63,14 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 """Fields that would change the answer and are not built, with the values that change nothing."""
 
+
+def _check_choice(choice: Any) -> Any:
+    if choice == "required" or isinstance(choice, dict):
+        raise ValueError('the engine cannot force a call; use "auto" or "none"')
+    return choice
+
+
+ToolChoice = Annotated[Literal["auto", "none"] | None, BeforeValidator(_check_choice)]
 Number = Annotated[float, Field(strict=True)]  # integers count, booleans and texts do not
 Body = TypeVar("Body", bound="SamplingBody")
 
@@ -92,8 +100,7 @@ class SamplingBody(BaseModel):
         Raises:
           ApiError: a parameter out of range.
         """
-        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        ids = self.stop_token_ids or []
+        stop, ids = self.stop_texts, self.stop_token_ids or []
         if max(len(stop), len(ids)) > MOST_STOPS or max(map(len, stop), default=0) > LONGEST_STOP:
             raise ApiError(
                 f"stop has at most {MOST_STOPS} texts of {LONGEST_STOP} characters; send less.", param="stop"
@@ -108,6 +115,11 @@ class SamplingBody(BaseModel):
             )
         except UserError as error:
             raise ApiError(str(error)) from error
+
+    @property
+    def stop_texts(self) -> list[str]:
+        """The texts that end an answer."""
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
     @property
     def asked_tokens(self) -> int | None:
@@ -151,16 +163,11 @@ class ChatBody(DetailedBody):
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
-    tool_choice: Literal["auto", "none"] | None = None
+    tool_choice: ToolChoice = None
     parallel_tool_calls: StrictBool | None = None
     max_completion_tokens: StrictInt | None = None
     logprobs: StrictBool | None = None
     top_logprobs: Annotated[StrictInt, Field(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
-
-    @field_validator("tool_choice", mode="before")
-    @classmethod
-    def _check_tool_choice(cls, choice: Any) -> Any:
-        return _check_choice(choice)
 
     @model_validator(mode="after")
     def _check_top_logprobs(self) -> Self:
@@ -205,14 +212,9 @@ class ResponsesBody(SamplingBody):
     input: StrictStr | list[dict[str, Any]]
     instructions: StrictStr | None = None
     tools: list[dict[str, Any]] | None = None
-    tool_choice: Literal["auto", "none"] | None = None
+    tool_choice: ToolChoice = None
     parallel_tool_calls: StrictBool | None = None
     max_output_tokens: StrictInt | None = None
-
-    @field_validator("tool_choice", mode="before")
-    @classmethod
-    def _check_tool_choice(cls, choice: Any) -> Any:
-        return _check_choice(choice)
 
     @property
     def asked_tokens(self) -> int | None:
@@ -279,9 +281,3 @@ def _refusal(error: Exception) -> ApiError:
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     place = ".".join(str(part) for part in first["loc"])
     return ApiError(f"{place}: {first['msg']}.", param=str(first["loc"][0]) if first["loc"] else None)
-
-
-def _check_choice(choice: Any) -> Any:
-    if choice == "required" or isinstance(choice, dict):
-        raise ValueError('the engine cannot force a call; use "auto" or "none"')
-    return choice

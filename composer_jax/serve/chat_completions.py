@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -9,9 +10,8 @@ from typing import Any
 from composer_jax.data.chat.messages import ToolCall
 from composer_jax.errors import UserError
 from composer_jax.sampler.policy import Sample, TopLogprobs
-from composer_jax.serve.bodies import ChatBody, DetailedBody
+from composer_jax.serve.bodies import ChatBody, DetailedBody, SamplingBody
 from composer_jax.serve.errors import CONTEXT_LENGTH, ApiError
-from composer_jax.serve.identifiers import new_id
 from composer_jax.serve.message_stream import MessageStream, ParsedMessage
 from composer_jax.serve.service import Choice, Client, Service
 from composer_jax.serve.token_details import chat_logprobs, cut_prompt, cut_top, prompt_logprobs, routed_experts
@@ -36,10 +36,15 @@ async def encode(service: Service, messages: list[dict[str, Any]], tools: Any) -
     try:
         return await asyncio.to_thread(service.text.encode_chat, rows, tools or ())
     except UserError as error:
-        overflows = "tokens, and the context of" in str(error)
-        raise ApiError(str(error), code=CONTEXT_LENGTH if overflows else None, param="messages") from error
+        raise refused_prompt(error, "messages") from error
     except ValueError as error:
         raise ApiError(f"{error}.", param="tools") from error
+
+
+def refused_prompt(error: UserError, param: str) -> ApiError:
+    """Returns the answer to a prompt that the model cannot take; clients know one that is too long by its code."""
+    overflows = "tokens, and the context of" in str(error)
+    return ApiError(str(error), code=CONTEXT_LENGTH if overflows else None, param=param)
 
 
 async def submit(service: Service, body: ChatBody, client: Client) -> list[Choice]:
@@ -123,10 +128,9 @@ async def stream(service: Service, body: ChatBody, choices: Sequence[Choice]) ->
     yield "data: [DONE]\n\n"
 
 
-def new_stream(service: Service, body: Any) -> MessageStream:
+def new_stream(service: Service, body: SamplingBody) -> MessageStream:
     """Returns a reader of the answer to a chat."""
-    stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
-    return MessageStream(service.text.chat_format, stop)
+    return MessageStream(service.text.chat_format, body.stop_texts)
 
 
 def usage(choices: Sequence[Choice], samples: Sequence[Sample]) -> dict[str, Any]:
@@ -167,7 +171,7 @@ def _logprobs(
     return {"content": chat_logprobs(service.text, tokens, logprobs, cut_top(top, body.n_top_logprobs))}
 
 
-def finish_reason(reason: str, calls: Sequence[ToolCall]) -> str:
+def finish_reason(reason: str, calls: Sequence[ToolCall] = ()) -> str:
     """Returns OpenAI's word for the end of a message."""
     if reason == "cancelled":
         return "abort"
@@ -184,6 +188,11 @@ def call_rows(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
         }
         for call in calls
     ]
+
+
+def new_id(kind: str) -> str:
+    """Returns an identifier that nobody can guess, such as "call_5f0a..."."""
+    return f"{kind}-{secrets.token_hex(12)}" if kind in ("chatcmpl", "cmpl") else f"{kind}_{secrets.token_hex(12)}"
 
 
 def event_text(value: dict[str, Any], name: str = "") -> str:

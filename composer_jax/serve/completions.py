@@ -8,9 +8,8 @@ from typing import Any
 from composer_jax.errors import UserError
 from composer_jax.sampler.policy import Sample, SampleChunk
 from composer_jax.serve.bodies import CompletionBody
-from composer_jax.serve.chat_completions import details, event_text, usage
-from composer_jax.serve.errors import CONTEXT_LENGTH, ApiError
-from composer_jax.serve.identifiers import new_id
+from composer_jax.serve.chat_completions import details, event_text, finish_reason, new_id, refused_prompt, usage
+from composer_jax.serve.errors import ApiError
 from composer_jax.serve.message_stream import TextStream
 from composer_jax.serve.service import Choice, Client, Service
 from composer_jax.serve.token_details import completion_logprobs, cut_prompt, cut_top
@@ -38,11 +37,11 @@ async def complete(service: Service, body: CompletionBody, choices: Sequence[Cho
         row: dict[str, Any] = {
             "index": choice.index,
             "text": _echo(service, body, choice) + text.add(sample.tokens) + text.finish(),
-            "finish_reason": _reason(sample.finish_reason),
+            "finish_reason": finish_reason(sample.finish_reason),
             "logprobs": _logprobs(service, body, choice, sample, is_first=True),
             **details(service, body, choice, sample),
         }
-        if _wants_ids(body):
+        if body.return_token_ids:
             row |= {"prompt_token_ids": choice.prompt, "token_ids": sample.tokens, "weight_versions": sample.versions}
         rows.append(row)
     return {**_head(service), "choices": rows, "usage": usage(choices, samples)}
@@ -61,12 +60,12 @@ async def stream(service: Service, body: CompletionBody, choices: Sequence[Choic
         row: dict[str, Any] = {
             "index": choice.index,
             "text": (_echo(service, body, choice) if is_first else "") + text,
-            "finish_reason": None if chunk.finish_reason is None else _reason(chunk.finish_reason),
+            "finish_reason": chunk.finish_reason and finish_reason(chunk.finish_reason),
             "logprobs": _logprobs(service, body, choice, chunk, is_first),
         }
         if chunk.finish_reason is not None:
             row |= details(service, body, choice, choice.handle.future.result())
-        if _wants_ids(body):
+        if body.return_token_ids:
             row |= {"token_ids": chunk.tokens, "weight_versions": chunk.versions}
             row |= {"prompt_token_ids": choice.prompt} if is_first else {}
         yield event_text({**head, "choices": [row]})
@@ -84,24 +83,15 @@ async def _encode(service: Service, prompt: str | list[int]) -> list[int]:
     try:
         return await asyncio.to_thread(service.text.encode_prompt, prompt)
     except UserError as error:
-        overflows = "tokens, and the context of" in str(error)
-        raise ApiError(str(error), code=CONTEXT_LENGTH if overflows else None, param="prompt") from error
+        raise refused_prompt(error, "prompt") from error
 
 
 def _new_stream(service: Service, body: CompletionBody) -> TextStream:
-    return TextStream(service.text.decode, [body.stop] if isinstance(body.stop, str) else body.stop or [])
+    return TextStream(service.text.decode, body.stop_texts)
 
 
 def _echo(service: Service, body: CompletionBody, choice: Choice) -> str:
     return service.text.decode(choice.prompt) if body.echo else ""
-
-
-def _reason(reason: str) -> str:
-    return "abort" if reason == "cancelled" else reason
-
-
-def _wants_ids(body: CompletionBody) -> bool:
-    return bool(body.return_token_ids)
 
 
 def _logprobs(

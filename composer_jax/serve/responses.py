@@ -6,9 +6,8 @@ from typing import Any
 
 from composer_jax.sampler.policy import Sample
 from composer_jax.serve.bodies import ResponsesBody
-from composer_jax.serve.chat_completions import call_rows, encode, event_text, new_stream, usage
+from composer_jax.serve.chat_completions import call_rows, encode, event_text, new_id, new_stream, usage
 from composer_jax.serve.errors import ApiError
-from composer_jax.serve.identifiers import new_id
 from composer_jax.serve.message_stream import ParsedMessage
 from composer_jax.serve.service import Choice, Client, Service
 

@@ -1,17 +1,12 @@
 """Generates text from weights at an address: what `launch.generate` does."""
 
-import math
 from collections.abc import Iterator, Mapping
-
-import jax
 
 from composer_jax.checkpoint.checkpoint import open_checkpoint
 from composer_jax.checkpoint.dtypes import require_float_dtype
 from composer_jax.data.chat.text_processor import SamplingOptions
-from composer_jax.parallel.mesh import make_mesh
 from composer_jax.parallel.platform import use_compilation_cache
-from composer_jax.parallel.processes import process_count
-from composer_jax.stages.model import load_model
+from composer_jax.stages.model import load_model, mesh_of_axes
 
 
 def generate(
@@ -30,8 +25,7 @@ def generate(
 
     Args:
       address: of weights (checkpoint/address.py).
-      axes: sizes of mesh axes; none of them is one device. Several processes use all devices: those that the axes leave
-        form replicas.
+      axes: sizes of mesh axes (mesh_of_axes).
       seed, options: as in Model.generate.
 
     Raises:
@@ -43,10 +37,6 @@ def generate(
     text = checkpoint.text
     text.params(**options)
     text.encode_chat(prompt) if chat else text.encode_prompt(prompt)
-    if process_count() > 1:
-        mesh = make_mesh(jax.devices(), replica=-1, **axes)
-    else:
-        mesh = make_mesh(jax.devices()[: math.prod(axes.values())], **axes) if axes else None
-    model = load_model(checkpoint, mesh, dtype, mtp=False)
+    model = load_model(checkpoint, mesh_of_axes(axes), dtype, mtp=False)
     answer = model.chat if chat else model.generate
     yield from answer(prompt, stream=True, seed=seed, **options)

@@ -5,6 +5,7 @@ It generates text, answers in a conversation, and is a Policy (sampler/policy.py
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, Unpack, overload
@@ -22,7 +23,7 @@ from composer_jax.event_loop import EventLoop
 from composer_jax.models.model_def import ModelDef, Params
 from composer_jax.parallel.dispatch import dispatch_without_drops
 from composer_jax.parallel.mesh import batch_shards, make_mesh
-from composer_jax.parallel.processes import is_first_process
+from composer_jax.parallel.processes import is_first_process, process_count
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.detokenizer import IncrementalDetokenizer
 from composer_jax.sampler.engine import Sampler
@@ -230,6 +231,16 @@ class Model:
         )
         self._sampler.update(self.params, self.router_bias, version=0, copy=False)
         return self._sampler
+
+
+def mesh_of_axes(axes: Mapping[str, int]) -> Mesh:
+    """Returns the mesh with these sizes of axes; none of them is one device.
+
+    Several processes use all devices: those that the axes leave form replicas.
+    """
+    if process_count() > 1:
+        return make_mesh(jax.devices(), replica=-1, **axes)
+    return make_mesh(jax.devices()[: math.prod(axes.values())], **axes)
 
 
 def load_hf(path: str | Path, mesh: Mesh | None = None, dtype: str | None = None, *, mtp: bool = True) -> Model:

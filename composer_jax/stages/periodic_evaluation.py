@@ -1,4 +1,7 @@
-"""PeriodicEvaluation: the suites of evaluate.every, played while a stage trains, at the weights after its steps."""
+"""PeriodicEvaluation: the suites of evaluate.every, played while a stage trains, at the weights after its steps.
+
+SuitesBetweenSteps plays them in a stage that trains on text, on a sampler made for them.
+"""
 
 import asyncio
 import dataclasses
@@ -15,12 +18,16 @@ from composer_jax.errors import UserError
 from composer_jax.evals.pinned_policy import PinnedPolicy
 from composer_jax.evals.suite import Suite, SuiteResult, run_suite
 from composer_jax.observe.metrics import NoMetrics, read_metrics
-from composer_jax.parallel.processes import is_first_process
+from composer_jax.observe.progress import Progress
+from composer_jax.parallel.processes import broadcast_from_process0, is_first_process
 from composer_jax.rl.rollout import PlayEpisode, play_episode
+from composer_jax.sampler.engine import Sampler
 from composer_jax.sampler.policy import Policy, TrainablePolicy
 from composer_jax.stages.evaluate import suites
+from composer_jax.stages.rollout_workers import play_share
 from composer_jax.stages.run import Run
 from composer_jax.tasks.result_cache import ResultCache
+from composer_jax.train.learner import TrainState
 
 
 class PeriodicEvaluation:
@@ -130,3 +137,43 @@ def _columns(name: str, result: SuiteResult) -> dict[str, float]:
         "lost": result.infrastructure_failures,
     }
     return {f"{measure}_{name}": value for measure, value in values.items()}
+
+
+class SuitesBetweenSteps:
+    """A StepEvaluation (train/loop.py): training waits while the suites play in all slots of the run's sampler.
+
+    The sampler's copy of the weights and its cache are on the devices while suites play, and free between them. Every
+    process must make one and call it at the same steps.
+    """
+
+    def __init__(self, run: Run, stage: str, periodic: PeriodicEvaluation) -> None:
+        self._run, self._stage, self._periodic = run, stage, periodic
+        self.truncate_after, self.is_due = periodic.truncate_after, periodic.is_due
+
+    def run(self, step: int, state: TrainState) -> None:
+        """See StepEvaluation.run."""
+        episodes = broadcast_from_process0(lambda: self._periodic.count_episodes(step))
+        if not episodes:
+            return
+        sampler = self._run.services.sampler_with(state.params, state.router_bias, version=step)
+        try:
+            if is_first_process():
+                self._play(step, episodes, sampler)
+            else:
+                with play_share(self._run.config.agent.concurrency):
+                    sampler.follow()
+        finally:
+            sampler.release()
+
+    def _play(self, step: int, episodes: int, sampler: Sampler) -> None:
+        services, slots = self._run.services, self._run.config.sampler.slots
+
+        async def play() -> None:
+            async with sampler.serving():
+                on_done = lambda *_: progress.update()  # noqa: E731
+                await self._periodic.play(step, step, sampler, context, workers.play, slots=slots, on_done=on_done)
+
+        name = f"evaluate {self._stage.upper()} after step {step}"
+        with services.episode_context() as (context, loop), Progress(episodes, "episode", name) as progress:
+            workers = services.rollout_workers(context)
+            loop.run(workers.serve(play()))

@@ -1,30 +1,36 @@
 """Serves weights at an address over HTTP: what `launch.serve` does."""
 
+import asyncio
 import dataclasses
-import math
 import signal
 import socket
 import sys
 from collections.abc import Mapping
+from typing import Any
 
 import jax
+import numpy as np
 
 from composer_jax.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from composer_jax.checkpoint.dtypes import require_float_dtype
+from composer_jax.checkpoint.weight_chain import WeightReceiver
+from composer_jax.checkpoint.weight_shards import as_tree
 from composer_jax.errors import UserError
+from composer_jax.models.config import ModelConfig
 from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.dispatch import dispatch_without_drops
-from composer_jax.parallel.mesh import make_mesh
 from composer_jax.parallel.platform import use_compilation_cache
 from composer_jax.parallel.processes import is_first_process, process_count
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.engine import Sampler
-from composer_jax.stages.served_weights import ServedWeights
+from composer_jax.stages.model import mesh_of_axes
 
 LONGEST_DEFAULT = 32_768
 """Tokens of a context unless the user says otherwise; fewer where the model has a shorter one."""
 TYPICAL = 2048
 """Tokens of a usual context."""
+PATCHES = "patches:"
+"""Begins the address of a folder of versions."""
 LOCAL = ("localhost", "127.0.0.1", "::1")
 GRACE_SECONDS = 30
 """How long requests may go on after SIGTERM."""
@@ -42,8 +48,7 @@ class ServeOptions:
     """Of the model; empty is the last part of its address."""
     dtype: str | None = None
     axes: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """Sizes of mesh axes; none of them is one device. Several processes use all devices: those that the axes leave form
-    replicas."""
+    """Sizes of mesh axes (mesh_of_axes)."""
     max_model_len: int | None = None
     slots: int = 32
     cache_tokens: int | None = None
@@ -109,10 +114,7 @@ def serve(address: str, options: ServeOptions) -> None:
 
 def _new_sampler(checkpoint: Checkpoint, options: ServeOptions, config: SamplerConfig) -> Sampler:
     """Returns a sampler with the weights of a checkpoint, whose programs are compiled."""
-    if process_count() > 1:
-        mesh = make_mesh(jax.devices(), replica=-1, **options.axes)
-    else:
-        mesh = make_mesh(jax.devices()[: math.prod(options.axes.values())], **options.axes)
+    mesh = mesh_of_axes(options.axes)
     definition, params, router_bias = checkpoint.load(mesh, options.dtype, mtp=options.drafts_with_mtp)
     dispatch = dispatch_without_drops(definition.config.dispatch)
     definition = ModelDef(
@@ -161,3 +163,38 @@ def _listen(host: str, port: int) -> socket.socket:
         listening.close()
         raise UserError(f"cannot listen on {host}:{port} ({error}); use another --port or --host.") from error
     return listening
+
+
+class ServedWeights:
+    """Reads (params, router_bias) for the sampler of a server.
+
+    Of a folder of versions it keeps the last one in the host's memory, to which it applies patches in place.
+    """
+
+    def __init__(self, sampler: Sampler, network: ModelConfig, dtype: str | None, *, mtp: bool) -> None:
+        """network: as the first address of weights describes it. dtype, mtp: as of Checkpoint.load."""
+        self._sampler, self._network, self._dtype, self._mtp = sampler, network, dtype, mtp
+        self._receivers: dict[str, WeightReceiver] = {}
+
+    async def __call__(self, address: str, version: int) -> tuple[Any, Any]:
+        """Returns the weights at an address; of `patches:FOLDER` those of the version.
+
+        Raises:
+          UserError: there are none, or they are those of another network.
+        """
+        return await asyncio.to_thread(self._read, address, version)
+
+    def _read(self, address: str, version: int) -> tuple[Any, Any]:
+        if address.startswith(PATCHES):
+            folder = address.removeprefix(PATCHES)
+            receiver = self._receivers.setdefault(folder, WeightReceiver(folder))
+            receiver.receive(version)
+            params, router_bias = self._sampler.definition.shapes()
+            tree = as_tree(receiver.arrays, {"params": params, "router_bias": router_bias})
+            tree = jax.tree.map(np.copy, tree)  # the next patch changes the receiver's arrays
+            return tree["params"], tree["router_bias"]
+        checkpoint = open_checkpoint(address)
+        if checkpoint.config != self._network:
+            raise UserError(f"{address} has another network than the one that is served; start a server for it.")
+        _, params, router_bias = checkpoint.load(self._sampler.mesh, self._dtype, mtp=self._mtp)
+        return params, router_bias

@@ -11,9 +11,8 @@ from composer_jax.errors import UserError
 from composer_jax.observe.metrics import read_metrics
 from composer_jax.parallel.processes import broadcast_from_process0, is_first_process
 from composer_jax.schema.training_config import TraceSourceConfig
-from composer_jax.stages.periodic_evaluation import PeriodicEvaluation
+from composer_jax.stages.periodic_evaluation import PeriodicEvaluation, SuitesBetweenSteps
 from composer_jax.stages.run import Run
-from composer_jax.stages.suites_between_steps import SuitesBetweenSteps
 from composer_jax.stages.trace_sources import SourceContext, make_trace_source
 from composer_jax.train.loop import FitPlan, fit
 

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from composer_jax.atomic_write import write_atomically
 from composer_jax.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from composer_jax.checkpoint.dtypes import require_float_dtype
@@ -24,11 +22,11 @@ from composer_jax.evals.state_tracking import (
 )
 from composer_jax.event_loop import EventLoop
 from composer_jax.observe.progress import Progress
-from composer_jax.parallel.mesh import batch_shards, make_mesh
+from composer_jax.parallel.mesh import batch_shards
 from composer_jax.parallel.platform import use_compilation_cache
-from composer_jax.parallel.processes import is_first_process, process_count
+from composer_jax.parallel.processes import is_first_process
 from composer_jax.sampler.config import SamplerConfig
-from composer_jax.stages.model import Model
+from composer_jax.stages.model import Model, mesh_of_axes
 from composer_jax.storage.bucket import is_url
 
 LONGEST_DEFAULT = 32_768
@@ -56,8 +54,7 @@ def track_state(
       diffs, tasks: changes per task, and most tasks.
       max_context: tokens of a prompt with its answer; longer tasks are skipped. None is LONGEST_DEFAULT.
       slots: files that are written at once.
-      axes: sizes of mesh axes; none of them is one device. Several processes use all devices: those that the axes leave
-        form replicas.
+      axes: sizes of mesh axes (mesh_of_axes).
       out: file of JSON lines, one per task with what was written; None writes none.
 
     Raises:
@@ -97,10 +94,7 @@ def _load_model(
     axes: Mapping[str, int],
 ) -> Model:
     """Returns the model with a sampler that holds the longest task in every slot."""
-    if process_count() > 1:
-        mesh = make_mesh(jax.devices(), replica=-1, **axes)
-    else:
-        mesh = make_mesh(jax.devices()[: math.prod(axes.values())], **axes)
+    mesh = mesh_of_axes(axes)
     shards = batch_shards(mesh)
     config = SamplerConfig(
         slots=math.ceil(slots / shards) * shards,

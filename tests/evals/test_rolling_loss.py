@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from composer_jax.evals.rolling_loss import counted_predictions, nll_by_context
-from composer_jax.evals.score import windows
+from composer_jax.evals.score import counted_predictions, nll_by_context, windows
 
 SIZES = [(n, w, s) for w in (2, 5, 8) for s in range(1, w) for n in (2, w - 1, w, w + 1, 3 * w, 41) if n >= w]
 

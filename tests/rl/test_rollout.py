@@ -129,7 +129,7 @@ def test_no_session_waits_while_a_container_starts(monkeypatch):
     specs = [dataclasses.replace(spec, task=dataclasses.replace(spec.task, image="an image")) for spec in SPECS[:2]]
     context = dataclasses.replace(CONTEXT, images=Images())
     rolled = roll_out([*specs, *SPECS[2:]], FakeSampler(slots=2), context, lambda episode: ended.set())
-    assert [e.reward for e in asyncio.run(asyncio.wait_for(rolled, 10)).episodes] == [1.0] * 8
+    assert [e.reward for e in asyncio.run(asyncio.wait_for(rolled, 10))] == [1.0] * 8
 
 
 def test_an_image_in_which_nothing_starts_loses_its_episodes_only(run_episode):

@@ -17,7 +17,7 @@ from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.engine import Sampler
 from composer_jax.sampler.request import Request
 from composer_jax.sampler.rollout_weights import RolloutWeights
-from composer_jax.stages.served_weights import ServedWeights
+from composer_jax.stages.serve import ServedWeights
 from tests.models.small import random_weights, small
 
 TRAINED = small(vocab_size=24, n_layers=2, n_mtp_modules=1)
