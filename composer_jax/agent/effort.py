@@ -74,8 +74,7 @@ class EffortConfig:
 def draw_effort(config: EffortConfig, seed: int, task_id: str) -> str:
     """Returns the level of the group that attempts a task: a pure function of its arguments; "" without levels.
 
-    Args:
-      seed: of the run.
+    seed: of the run.
     """
     if not config.levels:
         return ""

@@ -14,11 +14,7 @@ from composer_jax.tasks.result_cache import ResultCache
 
 @dataclass(frozen=True)
 class EpisodeLimits:
-    """What one episode may use (not published).
-
-    Raises:
-      UserError: a number below 1.
-    """
+    """What one episode may use (not published). Raises UserError for a number below 1."""
 
     max_turns: int = 50
     """Messages of the model, summaries not counted."""
@@ -54,11 +50,8 @@ class EpisodeSettings:
     """Further attempts of a rollout at an episode that was lost; it is not scored if all attempts are lost."""
 
     def system_message(self, effort: str) -> str:
-        """Returns the text of the system message at a level of effort; "" writes none.
-
-        Raises:
-          UserError: there is no such level.
-        """
+        """Returns the text of the system message at a level of effort; "" writes none. Raises UserError if there is no
+        such level."""
         return self.effort.system_prompt(effort, self.system_prompt)
 
     def to_json(self) -> dict[str, Any]:

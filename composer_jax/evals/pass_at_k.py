@@ -6,10 +6,7 @@ import math
 def pass_at_k(n: int, solved: int, k: int) -> float:
     """Unbiased estimate of the chance that at least one of k attempts solves a task, from `solved` of n attempts.
 
-    1 - C(n - solved, k) / C(n, k).
-
-    Raises:
-      ValueError: k > n, which cannot be estimated.
+    1 - C(n - solved, k) / C(n, k). Raises ValueError if k > n, which cannot be estimated.
     """
     if not 0 < k <= n or not 0 <= solved <= n:
         raise ValueError(f"pass@{k} cannot be estimated from {solved} of {n} attempts")

@@ -42,8 +42,7 @@ class EncodedText:
     def file_measures(self, logprobs: np.ndarray) -> dict[str, Any]:
         """Returns arrays over the files: their paths, bytes, scored tokens and mean loss (nats per token).
 
-        Args:
-          logprobs: [N-1] of ids[1:]. The id at the end of the codebase belongs to no file.
+        logprobs: [N-1] of ids[1:]. The id at the end of the codebase belongs to no file.
         """
         assert self.codebase is not None, "a text of one file has no measures by file"
         starts = np.maximum(self.codebase.starts - 1, 0)  # the first token of all is not scored

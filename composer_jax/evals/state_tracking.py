@@ -92,10 +92,8 @@ def read_tasks(repository: Path, diffs: int) -> Iterator[StateTask | str]:
     """Yields a task, or the reason why there is none, for each file with at least `diffs` changes.
 
     The tasks have the newest changes of files that are checked out, of a language that `launch.prepare_data` reads, in
-    an order that the paths fix. Changes of nothing but line ends are not counted.
-
-    Raises:
-      UserError: no git repository, or no file of it has so many changes.
+    an order that the paths fix. Changes of nothing but line ends are not counted. Raises UserError if it is no git
+    repository, or no file of it has so many changes.
     """
     if not is_repository(repository):
         raise UserError(f"{repository} is not a git repository; name the folder that holds .git")
@@ -139,10 +137,7 @@ def encode_tasks(
     tasks: Iterable[StateTask | str], tok: TextTokenizer, count: int, max_context: int
 ) -> tuple[list[EncodedTask], dict[str, int]]:
     """Returns the first `count` tasks that fit into `max_context` tokens, and how many others were skipped, by reason.
-
-    Raises:
-      UserError: none fits.
-    """
+    Raises UserError if none fits."""
     encoded: list[EncodedTask] = []
     skipped: Counter[str] = Counter()
     for task in tasks:

@@ -92,10 +92,7 @@ async def run_suite(
 ) -> tuple[SuiteResult, list[Episode]]:
     """Plays the suite's episodes; returns their measures and the episodes, in the order of `suite.specs()`.
 
-    Arguments after the suite are those of `roll_out`.
-
-    Raises:
-      UserError: the infrastructure lost all episodes.
+    Arguments after the suite are those of `roll_out`. Raises UserError if the infrastructure lost all episodes.
     """
     episodes = await roll_out(suite.specs(), policy, context, on_done, play_one)
     require_graded(episodes)
@@ -103,11 +100,8 @@ async def run_suite(
 
 
 def summarise(episodes: Sequence[Episode], attempts: int) -> SuiteResult:
-    """Returns the SuiteResult of episodes, which may belong to any number of tasks.
-
-    Raises:
-      ValueError: no episode was graded.
-    """
+    """Returns the SuiteResult of episodes, which may belong to any number of tasks. Raises ValueError if no episode was
+    graded."""
     graded = [e for e in episodes if e.reward is not None]
     if not graded:
         raise ValueError(f"none of {len(episodes)} episodes was graded: the sandboxes failed every time")

@@ -13,10 +13,8 @@ from composer_jax.errors import UserError
 class Journal:
     """A file of JSON objects, one per line; a context manager.
 
-    Opening an existing file drops an incomplete last line, which a kill in the middle of a write leaves.
-
-    Raises:
-      UserError: the file cannot be written, or a line before the last one is not a JSON object.
+    Opening an existing file drops an incomplete last line, which a kill in the middle of a write leaves. Raises
+    UserError if the file cannot be written, or a line before the last one is not a JSON object.
     """
 
     def __init__(self, path: Path, before_write: Callable[[], None] | None = None, *, sync: bool = True):
@@ -69,11 +67,8 @@ NO_OBJECT = "is not a JSON object; move the folder away and start anew"
 
 
 def read_journal(path: Path, refusal: str = NO_OBJECT) -> list[dict[str, Any]]:
-    """Returns the objects of a journal without an incomplete last line; [] if there is no such file.
-
-    Raises:
-      UserError: a line before the last one is not a JSON object; `refusal` ends the sentence.
-    """
+    """Returns the objects of a journal without an incomplete last line; [] if there is no such file. Raises UserError
+    if a line before the last one is not a JSON object; `refusal` ends the sentence."""
     return _parse_lines(path, path.read_bytes() if path.exists() else b"", refusal)
 
 

@@ -98,12 +98,9 @@ def _read_pretraining(workdir: Path, config: Mapping[str, Any]) -> list[dict[str
 def write_report(workdir: Path) -> Path:
     """Writes `report.html` and `plots/*.png` of a workdir; returns the path of the page.
 
-    Every part is optional: the page of an unfinished run lists what is missing.
-    Reads results.json, config.json, metrics/{pretrain,sft,rl,evaluate_sft,evaluate_rl}.jsonl and
-    episodes/{before,after,rl}.jsonl.
-
-    Raises:
-      UserError: there is no such folder, or a file in it is damaged.
+    Every part is optional: the page of an unfinished run lists what is missing. Reads results.json, config.json,
+    metrics/{pretrain,sft,rl,evaluate_sft,evaluate_rl}.jsonl and episodes/{before,after,rl}.jsonl. Raises UserError if
+    there is no such folder, or a file in it is damaged.
     """
     workdir = Path(workdir)
     if not workdir.is_dir():

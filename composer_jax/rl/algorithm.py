@@ -31,8 +31,7 @@ class Algorithm(Protocol):
     def weigh(self, group: Group, step: int) -> Sequence[Sequence[WeightedRow]]:
         """Returns the training rows of each episode, in the order of its segments.
 
-        Args:
-          step: RL steps before this one.
+        step: RL steps before this one.
         """
         ...
 
@@ -106,10 +105,8 @@ def make_algorithm(name: str, options: Mapping[str, Any]) -> Algorithm:
     """Returns the algorithm that the config names, constructed with its options, in the general form.
 
     The options of a config that leaves them at their default, those of group_mean, are not passed to another algorithm.
-
-    Raises:
-      UserError: an unknown name, an import path that does not resolve, an option that the constructor lacks, or a class
-        of neither form.
+    Raises UserError for an unknown name, an import path that does not resolve, an option that the constructor lacks, or
+    a class of neither form.
     """
     kind = resolve(name, ALGORITHMS, "config.rl.algorithm.name")
     if name != DEFAULT and dict(options) == default_options():

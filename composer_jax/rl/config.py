@@ -28,10 +28,7 @@ class NormaliserConfig:
 
     "constant": episodes * rl.tokens_per_episode, as in Dr. GRPO (arXiv 2503.20783, section 3.2). "tokens": the number
     of tokens in the step that have a weight in the loss term. Never the length of a single sequence, which would favour
-    short successes and long failures.
-
-    Raises:
-      UserError: a value that is neither.
+    short successes and long failures. Raises UserError for a value that is neither.
     """
 
     policy: Literal["constant", "tokens"] = "constant"
@@ -171,10 +168,7 @@ class RLConfig:
 
     def route_shape(self, model: ModelConfig) -> tuple[int, int] | None:
         """Returns (expert layers, experts per token) of the routes to replay in this network; None without replay.
-
-        Raises:
-          UserError: router_replay="on" for a network without experts.
-        """
+        Raises UserError if router_replay="on" for a network without experts."""
         if self.router_replay == "off" or (self.router_replay == "auto" and not model.n_experts):
             return None
         if not model.n_experts:

@@ -22,10 +22,7 @@ class CurriculumConfig:
 
     Weight of a family: rl.groups times (floor + 4 p (1 - p)), times powers of its turns and thinking tokens. p (1 - p)
     is the variance of a pass rate p: groups in which all episodes agree teach nothing. Numbers are ours (not
-    published).
-
-    Raises:
-      UserError: a value out of range.
+    published). Raises UserError for a value out of range.
     """
 
     window: int = 0

@@ -33,11 +33,8 @@ PLACE = "config.rl.feedback.detectors"
 
 @dataclasses.dataclass(frozen=True)
 class FeedbackConfig:
-    """Targeted textual feedback (rl/feedback.py).
-
-    Raises:
-      UserError: an unknown detector, two of one name, none at all, or a number out of range.
-    """
+    """Targeted textual feedback (rl/feedback.py). Raises UserError for an unknown detector, two of one name, none at
+    all, or a number out of range."""
 
     weight: float = 0.0
     """lambda, the weight of the KL to the teacher with the hint; 0 scores nothing. Not published; 0.1 to 1 is a start
@@ -122,13 +119,8 @@ class HintFinder:
     """
 
     def __init__(self, config: FeedbackConfig, chat: ChatFormat, longest_row: int):
-        """
-        Args:
-          longest_row: tokens of the longest row that can be scored.
-
-        Raises:
-          UserError: the import path of a detector that does not resolve.
-        """
+        """longest_row: tokens of the longest row that can be scored. Raises UserError for the import path of a detector
+        that does not resolve."""
         self.detectors: dict[str, Detector] = {
             detector_name(name): resolve(name, DETECTORS, PLACE) for name in config.detectors
         }
@@ -137,11 +129,8 @@ class HintFinder:
     def __call__(self, episode: Episode) -> Mapping[int, tuple[HintedSpan, ...]]:
         """Returns the hinted spans of an episode by the number of their row in Transcript.rows().
 
-        A turn that no row trains gets no hint.
-
-        Raises:
-          UserError: a tool of the task that this process cannot import.
-          ValueError: a detector names a turn that the episode does not have.
+        A turn that no row trains gets no hint. Raises UserError for a tool of the task that this process cannot import,
+        and ValueError if a detector names a turn that the episode does not have.
         """
         by_turn = self._hints(ParsedEpisode.of(episode, self.chat))
         places = episode.transcript.trained_spans()

@@ -62,8 +62,7 @@ def complete_step(
 ) -> CompletedStep:
     """Returns the step that follows `cursor`, with its row of metrics.
 
-    Args:
-      state, result: what `GroupLearner.step` returned.
+    state, result: what `GroupLearner.step` returned.
     """
     version = cursor.weight_version
     episodes = [episode for group in groups for episode in group.episodes]

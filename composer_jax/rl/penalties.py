@@ -23,8 +23,7 @@ def behaviors(episode: Episode, own: Mapping[str, str]) -> dict[str, float]:
 
     own: those of rl.reward.behaviors.
 
-    Raises:
-      UserError: an import path does not resolve, or its function returns a number out of range.
+    Raises UserError if an import path does not resolve, or its function returns a number out of range.
     """
     values = {name: measure(episode) for name, measure in BEHAVIORS.items()}
     for name, measure in import_behaviors(own).items():

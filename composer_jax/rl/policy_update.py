@@ -80,14 +80,8 @@ class PolicyUpdate:
     """The learning half of an RL step: advantages, batches and the optimizer step. It holds no weights."""
 
     def __init__(self, config: RLConfig, learner: Learner, chat: ChatFormat | None = None):
-        """
-        Args:
-          chat: the format of the episodes, for rl.feedback.
-
-        Raises:
-          UserError: an algorithm, a behaviour or a detector that the config names does not resolve.
-          ValueError: rl.feedback is on, and there is no chat format.
-        """
+        """chat: the format of the episodes, for rl.feedback. Raises UserError if an algorithm, a behaviour or a
+        detector of the config does not resolve, and ValueError if rl.feedback is on and there is no chat format."""
         self.config, self.learner = config, learner
         self.algorithm = make_algorithm(config.algorithm.name, config.algorithm.options)
         import_behaviors(config.reward.behaviors)  # refuses a wrong path before a rollout
@@ -108,10 +102,8 @@ class PolicyUpdate:
     def set_reference(self, params: Params, router_bias: Params) -> None:
         """Sets the policy that rl.algorithm.kl refers to: the weights that RL started from, also in a resumed run.
 
-        The arrays are kept as they are, and nothing may donate them. With a coefficient of 0 they are not kept.
-
-        Raises:
-          UserError: the weights are not of the network that is trained.
+        The arrays are kept as they are, and nothing may donate them. With a coefficient of 0 they are not kept. Raises
+        UserError if the weights are not of the network that is trained.
         """
         if self.config.algorithm.kl.coefficient:
             self._reference = Reference(params, router_bias, self._scorer)
@@ -127,8 +119,7 @@ class PolicyUpdate:
 
         The row takes the place of one in a batch of the first of rl.batches. The first token's entry has no meaning.
 
-        Args:
-          routing: int16 [n-1, expert layers, experts per token] of the sampler, used where routes are replayed.
+        routing: int16 [n-1, expert layers, experts per token] of the sampler, used where routes are replayed.
         """
         n, (length, rows) = len(tokens), self.config.batches[0]
         batch = empty_batch(length, rows, route_shape=self.route_shape)

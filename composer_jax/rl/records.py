@@ -19,13 +19,8 @@ class RolloutRecords:
     """
 
     def __init__(self, folder: Path, tokenizer: str):
-        """
-        Args:
-          tokenizer: fingerprint of the tokenizer that reads the records.
-
-        Raises:
-          UserError: the folder holds no records, or records of another tokenizer.
-        """
+        """tokenizer: fingerprint of the tokenizer that reads the records. Raises UserError if the folder holds no
+        records, or records of another tokenizer."""
         self.folder = folder
         file = tokenizer_file(folder)
         if not file.exists():
@@ -45,11 +40,7 @@ class RolloutRecords:
         return group_file(self.folder, number).exists()
 
     def load(self, number: int) -> PlayedGroup:
-        """Returns a group.
-
-        Raises:
-          UserError: it is damaged, or the run has deleted it.
-        """
+        """Returns a group. Raises UserError if it is damaged, or the run has deleted it."""
         if not self.has(number):
             raise UserError(
                 f"{self.folder} has deleted group {number}; only a run with --config.rl.keep_groups=True keeps all."

@@ -30,10 +30,8 @@ FORMS = ("token", "sequence")
 class ReferenceKLConfig:
     """The KL to the policy that RL started from.
 
-    Groups of equal rewards are not trained, and so they do not pay it.
-
-    Raises:
-      UserError: a negative coefficient, or an unknown form.
+    Groups of equal rewards are not trained, and so they do not pay it. Raises UserError for a negative coefficient, or
+    an unknown form.
     """
 
     coefficient: float = 0.0
@@ -98,8 +96,7 @@ def with_reference(
 ) -> list[dict[str, np.ndarray]]:
     """Returns the batches with the reference's log-probabilities and, in the sequence form, the KL in the advantages.
 
-    Args:
-      policy: (params, router_bias) before the step, whose k1 the sequence form charges.
+    policy: (params, router_bias) before the step, whose k1 the sequence form charges.
     """
     batches = [
         batch

@@ -147,10 +147,7 @@ def reward_parts(group: Sequence[Episode], config: RewardConfig) -> list[RewardP
 
     Of two episodes the one with the higher grade has the higher reward, whatever their lengths and behaviours. Only
     solved episodes pay for their length, so a short failure is not better than a long one. Every episode pays its
-    penalties.
-
-    Raises:
-      ValueError: an episode has no grade, because the infrastructure failed.
+    penalties. Raises ValueError if an episode has no grade, because the infrastructure failed.
     """
     grades = {0.0}
     for episode in group:

@@ -59,11 +59,8 @@ async def play_episode(spec: EpisodeSpec, policy: Policy, context: EpisodeContex
 
     An attempt is lost if its sandboxes die without the policy's doing, or if the harness raises, which is logged. If
     the last attempt is lost, the episode has no reward. What the policy breaks, its time limit or its sandbox, is an
-    outcome with grade 0, which ends the attempts (docs/rewards.md).
-
-    Raises:
-      UserError: the task cannot be played with this context.
-      Exception: what the policy raises.
+    outcome with grade 0, which ends the attempts (docs/rewards.md). Raises UserError if the task cannot be played with
+    this context, and what the policy raises.
     """
     episode = None
     for number in range(context.settings.infrastructure_retries + 1):

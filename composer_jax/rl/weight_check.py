@@ -104,11 +104,8 @@ def _rounding_error(name: str) -> float:
 
 
 def gap_bound(rl: RLConfig, model: ModelConfig, sampler: SamplerConfig) -> float:
-    """Returns the bound of the gap in nats: rl.weight_gap_bound, or the default for the dtypes.
-
-    Raises:
-      UserError: a bound below the expected gap.
-    """
+    """Returns the bound of the gap in nats: rl.weight_gap_bound, or the default for the dtypes. Raises UserError for a
+    bound below the expected gap."""
     expected = expected_gap(rl, model, sampler)
     if rl.weight_gap_bound is None:
         return max(MARGIN * expected, LEAST_BOUND)

@@ -166,8 +166,7 @@ def decode(
 
     The entries of all sampled tokens but the last of each row are then in the cache.
 
-    Args:
-      params: sampling parameters of each row; None samples from the network's own distribution.
+    params: sampling parameters of each row; None samples from the network's own distribution.
     """
     rows.check()
     n = len(rows.budget_B)

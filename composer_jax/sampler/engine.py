@@ -258,11 +258,9 @@ class Sampler:
     async def serving(self) -> AsyncIterator[Self]:
         """Serves sessions inside the block.
 
-        If serving fails, every pending request raises the exception, and so does every later one.
-
-        Raises:
-          RuntimeError: no weights were installed by `update`, the sampler is serving already, or process 0 serves.
-          OtherProcessError: another process of the mesh failed or is gone; the serving ends.
+        If serving fails, every pending request raises the exception, and so does every later one. Raises RuntimeError
+        if no weights were installed by `update`, the sampler is serving already, or process 0 serves, and
+        OtherProcessError if another process of the mesh failed or is gone; the serving ends.
         """
         if self.version < 0:
             raise RuntimeError("call Sampler.update before serving")
@@ -331,12 +329,9 @@ class Sampler:
         return await self._sessions.open(new_session, ahead=ahead)
 
     def submit(self, request: Request) -> RequestHandle:
-        """Queues a request; the handle gives its Sample, or what it samples as it does.
-
-        Raises:
-          ValueError: an empty context, or one that leaves no room for a token.
-          UserError: token ids that the network does not have, or stop strings without a decoder.
-        """
+        """Queues a request; the handle gives its Sample, or what it samples as it does. Raises ValueError for an empty
+        context, or one that leaves no room for a token, and UserError for token ids that the network does not have, or
+        stop strings without a decoder."""
         self._raise_if_ended()
         tokens, params = [int(token) for token in request.tokens], request.params
         budget = _check_request(tokens, params, self.definition.config, self.config.max_model_len, self.decode)
@@ -439,10 +434,8 @@ def _check_request(
 
     max_model_len: tokens that one conversation can hold. decode: text of token ids, if the sampler has it.
 
-    Raises:
-      ValueError: an empty context, or one that leaves no room for a token.
-      UserError: token ids that the network does not have, stop strings without `decode`, or return_routing
-        with a cache without routing.
+    Raises ValueError for an empty context, or one that leaves no room for a token, and UserError for token ids that the
+    network does not have, stop strings without `decode`, or return_routing with a cache without routing.
     """
     if not tokens:
         raise ValueError("the context is empty; give the tokens that the sample follows")

@@ -80,9 +80,8 @@ class Session(Protocol):
 
         Sampling stops after an end token, after what `params` names as stops, or after params.max_tokens.
 
-        Args:
-          branch: number of the context's branch in its episode. A draw is a function of the session's seed, the branch
-            and the token's position, so that branches draw differently.
+        branch: number of the context's branch in its episode. A draw is a function of the session's seed, the branch
+        and the token's position, so that branches draw differently.
         """
         ...
 
@@ -97,8 +96,7 @@ class Policy(Protocol):
     async def open(self, seed: int) -> Session:
         """Returns a session.
 
-        Args:
-          seed: uint32; fixes all random choices of the session.
+        seed: uint32; fixes all random choices of the session.
         """
         ...
 

@@ -15,11 +15,9 @@ from composer_jax.sampler.config import SamplerConfig
 def rollout_model_def(definition: ModelDef, sampler: SamplerConfig) -> ModelDef:
     """Returns the network with the weights as a sampler stores them, and with the cache that its drafts need.
 
-    An 8-bit sampler.param_dtype applies to matrices; the other weights keep their dtype.
-
-    Raises:
-      UserError: drafts of an MTP module from a network that has none, or 8-bit weights in a network that rounds its
-        weights itself, as sampler and learner would then round different numbers.
+    An 8-bit sampler.param_dtype applies to matrices; the other weights keep their dtype. Raises UserError for drafts of
+    an MTP module from a network that has none, or 8-bit weights in a network that rounds its weights itself, as sampler
+    and learner would then round different numbers.
     """
     config, changes = definition.config, {}
     if sampler.param_dtype in LARGEST:

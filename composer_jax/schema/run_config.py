@@ -187,11 +187,8 @@ def config_dict(run: RunConfig) -> ConfigDict:
 def run_config(config: Mapping[str, Any]) -> RunConfig:
     """Builds the RunConfig of a ConfigDict or nested dict, and checks it.
 
-    A model section without sizes is filled in from config.base, which is read for it.
-
-    Raises:
-      UserError: an unknown, missing or renamed field, or a value of a wrong type or out of range, named in the
-        sentence.
+    A model section without sizes is filled in from config.base, which is read for it. Raises UserError for an unknown,
+    missing or renamed field, or a value of a wrong type or out of range, named in the sentence.
     """
     if changes := outdated_fields(config):
         raise UserError(f"config has fields of an older schema: {changes}.")

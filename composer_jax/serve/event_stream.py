@@ -66,11 +66,7 @@ async def unless_disconnected(receive: Callable[[], Awaitable[Any]], work: Corou
 
 
 async def read_body(request: Request, limits: ServerLimits) -> bytes:
-    """Returns the body of a request.
-
-    Raises:
-      ApiError: it is too large, or comes too slowly.
-    """
+    """Returns the body of a request. Raises ApiError if it is too large, or comes too slowly."""
     parts, size = [], 0
     try:
         async with asyncio.timeout(limits.reader_seconds):

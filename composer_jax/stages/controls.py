@@ -57,10 +57,7 @@ def compare_by_task(
 
 def paired_difference(ours: Mapping[Any, float], theirs: Mapping[Any, float]) -> dict[str, Any]:
     """Returns what `compare_by_task` does of the tasks that both have: task -> the fraction of attempts that solved it.
-
-    Raises:
-      ValueError: they share no task.
-    """
+    Raises ValueError if they share no task."""
     differences = [ours[task] - theirs[task] for task in sorted(ours.keys() & theirs.keys())]
     low, high = interval(differences)
     return {"difference": sum(differences) / len(differences), "low": low, "high": high, "tasks": len(differences)}

@@ -23,10 +23,7 @@ def evaluations(run: Run) -> list[str]:
     """Returns the evaluations that the run has, of evals/config.py: WHICH, in their order.
 
     "base" is left out where RL starts from the base itself, which "before" then measures. "greedy" and "after" are left
-    out without RL.
-
-    Raises:
-      UserError: evaluate.which names none of them.
+    out without RL. Raises UserError if evaluate.which names none of them.
     """
     has = {
         "base": bool(run.config.base) and run.model.stage_before("rl") is not None,

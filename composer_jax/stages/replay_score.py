@@ -94,8 +94,7 @@ def gap_figures(gaps: np.ndarray) -> dict[str, float]:
     (F(2) of arXiv 2510.11370). k1, k3: estimates of KL(sampler || p), the means of -log r and of r - 1 - log r with
     r = p / p_sampler.
 
-    Raises:
-      ValueError: there are no tokens.
+    Raises ValueError if there are no tokens.
     """
     if not gaps.size:
         raise ValueError("gaps of no tokens have no figures")

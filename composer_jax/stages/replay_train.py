@@ -22,10 +22,8 @@ def train_on_records(run: Run, records: RolloutRecords) -> None:
     """Leaves checkpoints/rl and metrics/rl.jsonl, as RL does; an interrupt saves, and another call goes on.
 
     With the config and the starting weights of the recorded run, the weights of every step are equal bit for bit. With
-    another rl.algorithm, loss, reward or optimizer it is the same data under another algorithm.
-
-    Raises:
-      UserError: the records have fewer steps than rl.steps, or a group was deleted.
+    another rl.algorithm, loss, reward or optimizer it is the same data under another algorithm. Raises UserError if the
+    records have fewer steps than rl.steps, or a group was deleted.
     """
     if run.is_done("rl"):
         return

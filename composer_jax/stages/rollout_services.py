@@ -56,11 +56,8 @@ class RolloutServices:
         return Sampler(definition, self._rollout_mesh(), self.config.sampler, end_tokens=model.chat.end_tokens)
 
     def _rollout_mesh(self) -> Mesh:
-        """Returns the mesh of the run, or one on the devices that the sampler has to itself.
-
-        Raises:
-          UserError: the mesh of the run needs these devices, or there are several processes.
-        """
+        """Returns the mesh of the run, or one on the devices that the sampler has to itself. Raises UserError if the
+        mesh of the run needs these devices, or there are several processes."""
         mesh, count = self.model.mesh, self.config.rl.rollout_devices
         if not count:
             return mesh
@@ -98,10 +95,7 @@ class RolloutServices:
     def check_task_manifest(self, step: int) -> None:
         """Writes the list of tasks from disk that RL uses at step 0; at a later step compares with that list.
 
-        RL knows how many tasks it has used, not which.
-
-        Raises:
-          UserError: the list is another than when RL began.
+        RL knows how many tasks it has used, not which. Raises UserError if the list is another than when RL began.
         """
         drawn, manifest = self.tasks.drawn(self.config.rl.families), self.path / "data" / "tasks.json"
         if step == 0:

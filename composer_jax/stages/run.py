@@ -141,11 +141,8 @@ def _require_rows(name: str, rows: int, mesh: Mesh) -> None:
 
 
 def _open_workdir(workdir: Path | str, config: dict[str, Any]) -> Workdir:
-    """Opens the folder of a run: process 0 claims it, the other processes share it.
-
-    Raises:
-      UserError: the folder holds a run of an older config schema, of which the sentence names the fields.
-    """
+    """Opens the folder of a run: process 0 claims it, the other processes share it. Raises UserError if the folder
+    holds a run of an older config schema, of which the sentence names the fields."""
     if is_first_process():
         _refuse_older_schema(workdir)
     claimed = Workdir(workdir, config) if is_first_process() else None

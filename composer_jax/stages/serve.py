@@ -67,10 +67,8 @@ def serve(address: str, options: ServeOptions) -> None:
     """Serves until SIGINT or SIGTERM, then ends the requests that run.
 
     Every process of a run must call it. Process 0 has the port, and the others compute with it. A server of several
-    processes cannot load other weights.
-
-    Raises:
-      UserError: no such weights, a port in use, or a package that is missing; before any weight is read.
+    processes cannot load other weights. Raises UserError, before any weight is read, for an address without
+    weights, a port in use, or a package that is missing.
     """
     try:
         import uvicorn
@@ -129,11 +127,7 @@ def _new_sampler(checkpoint: Checkpoint, options: ServeOptions, config: SamplerC
 
 
 def sampler_config(options: ServeOptions, max_context: int) -> SamplerConfig:
-    """Returns the sizes of the sampler.
-
-    Raises:
-      UserError: a context that is longer than the model's.
-    """
+    """Returns the sizes of the sampler. Raises UserError for a context that is longer than the model's."""
     max_model_len = options.max_model_len or min(max_context, LONGEST_DEFAULT)
     if max_model_len > max_context:
         raise UserError(
@@ -177,11 +171,8 @@ class ServedWeights:
         self._receivers: dict[str, WeightReceiver] = {}
 
     async def __call__(self, address: str, version: int) -> tuple[Any, Any]:
-        """Returns the weights at an address; of `patches:FOLDER` those of the version.
-
-        Raises:
-          UserError: there are none, or they are those of another network.
-        """
+        """Returns the weights at an address; of `patches:FOLDER` those of the version. Raises UserError if there are
+        none, or they are those of another network."""
         return await asyncio.to_thread(self._read, address, version)
 
     def _read(self, address: str, version: int) -> tuple[Any, Any]:

@@ -41,8 +41,7 @@ def write_expert_traces(run: Run, out: str, min_reward: float | None = None) -> 
 
     min_reward: leaves out episodes with less reward; None leaves out none.
 
-    Raises:
-      UserError: no source of the config plays episodes, or `out` cannot be written.
+    Raises UserError if no source of the config plays episodes, or `out` cannot be written.
     """
     context, written = source_context(run), TraceStats()
     sources = {name: make_trace_source(name, config, context) for name, config in run.config.sft.sources.items()}
@@ -63,11 +62,8 @@ def write_expert_traces(run: Run, out: str, min_reward: float | None = None) -> 
 
 
 def write_recorded_traces(run: Run, names: Sequence[str], out: str, min_reward: float | None = None) -> TraceStats:
-    """Writes the recorded episodes of a run (RUN/episodes/NAME.jsonl) to `out`, one conversation a line.
-
-    Raises:
-      UserError: there are no such records, they are of an older version, or `out` cannot be written.
-    """
+    """Writes the recorded episodes of a run (RUN/episodes/NAME.jsonl) to `out`, one conversation a line. Raises
+    UserError if there are no such records, they are of an older version, or `out` cannot be written."""
     written = TraceStats()
 
     def rows() -> Iterator[dict[str, Any]]:

@@ -31,11 +31,7 @@ EPISODES_PER_CPU = 4
 
 @dataclass(frozen=True)
 class WorkerOptions:
-    """What a worker does.
-
-    Raises:
-      UserError: a number out of range.
-    """
+    """What a worker does. Raises UserError for a number out of range."""
 
     host: str
     """Where the trainer listens."""
