@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Self
 
 from composer_jax.agent import summary, todos, tools
@@ -86,7 +86,7 @@ class Episode:
             **self.__dict__,
             "transcript": self.transcript.to_json(),
             "parts": dict(self.parts),
-            "usage": self.usage.to_json(),
+            "usage": asdict(self.usage),
             "tools": list(self.tools),
         }
 

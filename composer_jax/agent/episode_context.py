@@ -1,7 +1,7 @@
 """EpisodeContext: all that an episode needs and that is the same for many."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 from composer_jax.agent.effort import EffortConfig, EffortLevel
@@ -54,13 +54,9 @@ class EpisodeSettings:
         such level."""
         return self.effort.system_prompt(effort, self.system_prompt)
 
-    def to_json(self) -> dict[str, Any]:
-        """Returns a JSON-able dict from which `from_json` makes equal settings."""
-        return asdict(self)
-
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Makes the settings of a dict of `to_json`. Raises UserError for limits below 1."""
+        """Makes the settings of a dict of dataclasses.asdict. Raises UserError for limits below 1."""
         levels = {name: EffortLevel(**level) for name, level in data["effort"]["levels"].items()}
         effort = EffortConfig(levels, data["effort"]["prompt"])
         return cls(**{**data, "limits": EpisodeLimits(**data["limits"]), "effort": effort})

@@ -147,10 +147,6 @@ class Transcript:
         self._check(node)
         self.nodes[node.id] = replace(node, trained=False)
 
-    def node_routes(self, node: Node) -> np.ndarray | None:
-        """uint8 or uint16 [m,L,k]: the recorded routes of the node's first m tokens; None where there are none."""
-        return self._routes[node.id]
-
     def _record_routes(self, routes: np.ndarray) -> None:
         """Gives routes to the tokens from the root to the tip but the last; those that have some keep them."""
         if routes.ndim != 3 or len(routes) != self.length - 1:

@@ -9,7 +9,6 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from composer_jax.agent.base_folder import is_vcs_path
 from composer_jax.agent.comment_lines import count_added_lines
@@ -68,10 +67,6 @@ class EpisodeUsage:
     def total_calls(self) -> int:
         """All calls that the model wrote, the malformed ones included."""
         return sum(self.calls.values()) + self.malformed_calls
-
-    def to_json(self) -> dict[str, Any]:
-        """A JSON-able dict from which `EpisodeUsage(**data)` makes an equal object."""
-        return dataclasses.asdict(self) | {"calls": dict(self.calls)}
 
 
 def measure_usage(

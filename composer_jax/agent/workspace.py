@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from composer_jax.agent.base_folder import Kind, is_vcs_path, open_base_folder
-from composer_jax.agent.search import Hit, SearchIndex, search
+from composer_jax.agent.search.index import Hit, SearchIndex, search
 from composer_jax.agent.todos import Todo
 from composer_jax.errors import UserError
 from composer_jax.sandbox import (

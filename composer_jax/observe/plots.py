@@ -27,14 +27,17 @@ from composer_jax.observe.picture import (
     start_y_at_zero,
 )
 
+NOT_YET = "not in this run yet"
 Marks = Mapping[str, Pair]  # family -> held-out pass@1 before and after RL, each 0..1
-HEALTH = (
-    ("entropy", "Policy entropy", "nats per token"),
-    ("ratio_max", "Largest importance ratio", "ratio to the sampler"),
-    ("grad_norm", "Gradient norm", "L2 norm"),
-    ("turns", "Episode length", "turns"),
+Panels = Sequence[tuple[str, str, Mapping[str, str]]]
+"""Title, unit, and name -> column of the curves of each panel."""
+HEALTH: Panels = (
+    ("Policy entropy", "nats per token", {"entropy": "entropy"}),
+    ("Largest importance ratio", "ratio to the sampler", {"ratio": "ratio_max"}),
+    ("Gradient norm", "L2 norm", {"norm": "grad_norm"}),
+    ("Episode length", "turns", {"turns": "turns"}),
 )
-STALENESS_PANELS: tuple[tuple[str, str, Mapping[str, str]], ...] = (
+STALENESS: Panels = (
     (
         "Staleness",
         "weights versions",
@@ -49,7 +52,7 @@ STALENESS_PANELS: tuple[tuple[str, str, Mapping[str, str]], ...] = (
         {"queued": "groups_queued", "playing": "groups_playing", "dropped": "groups_dropped"},
     ),
 )
-"""Title, unit, and name -> column of what keeps the sampler and the learner apart."""
+"""What keeps the sampler and the learner apart."""
 
 
 def plot_pass_at_1(scores: Sequence[Score], titles: Mapping[str, str], path: Path, theme: Theme = LIGHT) -> Path | None:
@@ -155,17 +158,7 @@ def plot_time_split(rows: Rows, path: Path, theme: Theme = LIGHT) -> Path | None
 def plot_staleness(rows: Rows, path: Path, theme: Theme = LIGHT) -> Path | None:
     """Plots how far sampler and learner are apart at each RL step: staleness, KL, tokens and experts that differ, and
     the groups that wait, play, or were dropped."""
-    figure, axes = new_figure(theme, 13.2, 2.8, 1, len(STALENESS_PANELS))
-    drawn = False
-    for ax, (title, unit, curves) in zip(axes, STALENESS_PANELS, strict=True):
-        for (name, key), color in zip(curves.items(), theme.palette, strict=False):
-            drawn = draw_curve(ax, *columns(rows, "step", key), name, color) or drawn
-        integer_x_axis(ax)
-        label_axes(ax, theme, title, "RL step", unit, legend_columns=0)
-        if len(curves) > 1 and ax.has_data():
-            ax.legend(loc="best", fontsize=8, labelcolor=theme.text, facecolor=theme.background, framealpha=0.7)
-        _mark_empty(ax, theme, "not recorded in this run")
-    return save_figure(figure, path) if drawn else None
+    return _plot_panels(rows, STALENESS, 2.8, "not recorded in this run", path, theme)
 
 
 def plot_suites(rows: Rows, stage: str, path: Path, theme: Theme = LIGHT) -> Path | None:
@@ -193,13 +186,20 @@ def plot_suites(rows: Rows, stage: str, path: Path, theme: Theme = LIGHT) -> Pat
 
 def plot_health(rows: Rows, path: Path, theme: Theme = LIGHT) -> Path | None:
     """Plots four diagnostics of an RL run: entropy, largest importance ratio, gradient norm, turns per episode."""
-    figure, axes = new_figure(theme, 13.2, 2.6, 1, 4)
+    return _plot_panels(rows, HEALTH, 2.6, NOT_YET, path, theme)
+
+
+def _plot_panels(rows: Rows, panels: Panels, height: float, note: str, path: Path, theme: Theme) -> Path | None:
+    figure, axes = new_figure(theme, 13.2, height, 1, len(panels))
     drawn = False
-    for ax, (key, title, unit) in zip(axes, HEALTH, strict=True):
-        drawn = draw_curve(ax, *columns(rows, "step", key), title, theme.palette[0]) or drawn
+    for ax, (title, unit, curves) in zip(axes, panels, strict=True):
+        for (name, key), color in zip(curves.items(), theme.palette, strict=False):
+            drawn = draw_curve(ax, *columns(rows, "step", key), name, color) or drawn
         integer_x_axis(ax)
         label_axes(ax, theme, title, "RL step", unit, legend_columns=0)
-        _mark_empty(ax, theme)
+        if len(curves) > 1 and ax.has_data():
+            ax.legend(loc="best", fontsize=8, labelcolor=theme.text, facecolor=theme.background, framealpha=0.7)
+        _mark_empty(ax, theme, note)
     return save_figure(figure, path) if drawn else None
 
 
@@ -359,7 +359,7 @@ def _annotate(ax: Axes, x: float, y: float, text: str, offset: tuple[float, floa
     ax.annotate(text, (x, y), xytext=offset, textcoords="offset points", ha=align, fontsize=9, color=color, zorder=6)
 
 
-def _mark_empty(ax: Axes, theme: Theme, note: str = "not in this run yet") -> None:
+def _mark_empty(ax: Axes, theme: Theme, note: str = NOT_YET) -> None:
     if not ax.has_data():
         ax.text(0.5, 0.5, note, transform=ax.transAxes, ha="center", color=theme.muted)
         ax.set(xticks=[], yticks=[])

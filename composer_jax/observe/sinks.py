@@ -16,15 +16,12 @@ class Sink(Protocol):
     def truncate_after(self, step: int) -> None:
         """Drops the rows of steps after `step`, of all with -1. It is called before the first row, too: an interrupted
         run goes on from an earlier step, and its last row comes again because a kill may have lost the copy."""
-        ...
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Takes a row: "step", "time" (seconds since the start of the run), and numbers, or None for those without."""
-        ...
 
     def close(self) -> None:
         """Ends the stage. Rows that were written survive a process that is killed before."""
-        ...
 
 
 OpenSink = Callable[[Path, str, Mapping[str, Any]], Sink]

@@ -33,7 +33,6 @@ class Algorithm(Protocol):
 
         step: RL steps before this one.
         """
-        ...
 
 
 STD_EPSILON = 1e-6

@@ -57,11 +57,6 @@ class ServeOptions:
     returns_routing: bool = False
     """Requests may ask for the experts that computed their tokens."""
 
-    @property
-    def drafts_with_mtp(self) -> bool:
-        """Whether the MTP modules are needed."""
-        return self.drafts == "mtp"
-
 
 def serve(address: str, options: ServeOptions) -> None:
     """Serves until SIGINT or SIGTERM, then ends the requests that run.
@@ -92,7 +87,7 @@ def serve(address: str, options: ServeOptions) -> None:
         sampler.follow()
         return
 
-    load = ServedWeights(sampler, checkpoint.config, options.dtype, mtp=options.drafts_with_mtp)
+    load = ServedWeights(sampler, checkpoint.config, options.dtype, mtp=options.drafts == "mtp")
     name = options.name or checkpoint.name
     local = options.host in LOCAL and not options.api_keys
     service = Service(sampler, text, name, ServerLimits(), load if process_count() == 1 else None)
@@ -113,7 +108,7 @@ def serve(address: str, options: ServeOptions) -> None:
 def _new_sampler(checkpoint: Checkpoint, options: ServeOptions, config: SamplerConfig) -> Sampler:
     """Returns a sampler with the weights of a checkpoint, whose programs are compiled."""
     mesh = mesh_of_axes(options.axes)
-    definition, params, router_bias = checkpoint.load(mesh, options.dtype, mtp=options.drafts_with_mtp)
+    definition, params, router_bias = checkpoint.load(mesh, options.dtype, mtp=options.drafts == "mtp")
     dispatch = dispatch_without_drops(definition.config.dispatch)
     definition = ModelDef(
         dataclasses.replace(definition.config, cache_routing=options.returns_routing, dispatch=dispatch)

@@ -1,8 +1,9 @@
 """Writes episodes as files of conversations: of a run's experts, recorded by a run, or sampled for the file."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from composer_jax.agent.conversation_rows import episode_rows, record_rows
 from composer_jax.agent.episode_spec import EpisodeSpec
 from composer_jax.checkpoint.base_model import check_base_model, load_base_weights
 from composer_jax.errors import UserError
-from composer_jax.observe.episodes import read_episodes
+from composer_jax.observe.episodes import EpisodeRecord, read_episodes
 from composer_jax.observe.progress import Progress
 from composer_jax.rl.rollout import roll_out
 from composer_jax.seeds import hash_seed
@@ -23,6 +24,9 @@ from composer_jax.storage.bucket import is_url
 from composer_jax.storage.local_copy import local_copy
 from composer_jax.tasks.formats import ReadOptions, read_tasks
 from composer_jax.tasks.task import Task
+
+RenderRows = Callable[[], list[dict[str, Any]] | None]
+"""Returns the conversations of an episode; None if a call in it is malformed."""
 
 
 @dataclass
@@ -43,52 +47,43 @@ def write_expert_traces(run: Run, out: str, min_reward: float | None = None) -> 
 
     Raises UserError if no source of the config plays episodes, or `out` cannot be written.
     """
-    context, written = source_context(run), TraceStats()
+    context = source_context(run)
     sources = {name: make_trace_source(name, config, context) for name, config in run.config.sft.sources.items()}
     players = [source for source in sources.values() if isinstance(source, EpisodeSource)]
     if not players:
         raise UserError(
             f"none of config.sft.sources ({', '.join(sources) or 'empty'}) plays episodes; name one that does."
         )
-
-    def rows() -> Iterator[dict[str, Any]]:
-        for source in players:
-            for task, episode in source.play():
-                if _is_enough(episode.reward, min_reward, written):
-                    yield from episode_rows(episode, task, run.model.chat, source.system_prompt)
-
-    _write(out, rows(), written)
-    return written
+    episodes = (
+        (episode.reward, partial(episode_rows, episode, task, run.model.chat, source.system_prompt))
+        for source in players
+        for task, episode in source.play()
+    )
+    return _write(out, episodes, min_reward)
 
 
 def write_recorded_traces(run: Run, names: Sequence[str], out: str, min_reward: float | None = None) -> TraceStats:
     """Writes the recorded episodes of a run (RUN/episodes/NAME.jsonl) to `out`, one conversation a line. Raises
     UserError if there are no such records, they are of an older version, or `out` cannot be written."""
-    written = TraceStats()
 
-    def rows() -> Iterator[dict[str, Any]]:
+    def rows(record: EpisodeRecord) -> list[dict[str, Any]] | None:
+        try:
+            return record_rows(record, run.config.agent.system_prompt)
+        except ValueError:  # a call is malformed
+            return None
+
+    def episodes() -> Iterator[tuple[float | None, RenderRows]]:
         for name in names:
             path = run.path / "episodes" / f"{name}.jsonl"
             records = read_episodes(path)
             if not records:
                 raise UserError(f"{path} holds no recorded episodes; name some of {_recorded(run.path)}.")
+            if not all(record.tools for record in records):
+                raise UserError(f"{path} was recorded by an older version, without the tools of tasks; record it anew.")
             for record in records:
-                if not record.tools:
-                    raise UserError(
-                        f"{path} was recorded by an older version, without the tools of tasks; record it anew."
-                    )
-                if not _is_enough(record.reward, min_reward, written):
-                    continue
-                try:
-                    made = record_rows(record, run.config.agent.system_prompt)
-                except ValueError:
-                    written.malformed += 1
-                    written.episodes -= 1
-                    continue
-                yield from made
+                yield record.reward, partial(rows, record)
 
-    _write(out, rows(), written)
-    return written
+    return _write(out, episodes(), min_reward)
 
 
 def write_sampled_traces(
@@ -115,7 +110,6 @@ def write_sampled_traces(
         for group, task in enumerate(chosen)
         for attempt in range(attempts)
     ]
-    written = TraceStats()
     with run.services.episode_context() as (context, loop):
         sampler = run.services.sampler_with(
             *load_base_weights(policy, run.model.definition, run.mesh, run.config.seed), version=0
@@ -123,13 +117,9 @@ def write_sampled_traces(
         with Progress(len(specs), "episode", "sample") as progress:
             episodes = loop.run(roll_out(specs, sampler, context, lambda _: progress.update(1)))
 
-    def rows() -> Iterator[dict[str, Any]]:
-        for spec, episode in zip(specs, episodes, strict=True):
-            if _is_enough(episode.reward, min_reward, written):
-                yield from episode_rows(episode, spec.task, run.model.chat, run.config.agent.system_prompt)
-
-    _write(out, rows(), written)
-    return written
+    render = partial(episode_rows, chat=run.model.chat, system_prompt=run.config.agent.system_prompt)
+    played = zip(specs, episodes, strict=True)
+    return _write(out, ((e.reward, partial(render, e, spec.task)) for spec, e in played), min_reward)
 
 
 def find_tasks(run: Run, names: Sequence[str]) -> list[Task]:
@@ -153,18 +143,20 @@ def find_tasks(run: Run, names: Sequence[str]) -> list[Task]:
     return found
 
 
-def _is_enough(reward: float | None, least: float | None, written: TraceStats) -> bool:
-    """Whether an episode is written; counts it."""
-    if least is not None and (reward is None or reward < least):
-        written.below_min_reward += 1
-        return False
-    written.episodes += 1
-    return True
+def _write(out: str, episodes: Iterable[tuple[float | None, RenderRows]], min_reward: float | None) -> TraceStats:
+    """Writes the file when all rows are made. Raises a UserError if there are none or it cannot be written.
 
-
-def _write(out: str, rows: Iterable[dict[str, Any]], written: TraceStats) -> None:
-    """Writes the file when all rows are made. Raises a UserError if there are none or it cannot be written."""
-    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+    episodes: reward and rows of each.
+    """
+    written, lines = TraceStats(), []
+    for reward, render in episodes:
+        if min_reward is not None and (reward is None or reward < min_reward):
+            written.below_min_reward += 1
+        elif (rows := render()) is None:
+            written.malformed += 1
+        else:
+            written.episodes += 1
+            lines += [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
     written.conversations = len(lines)
     if not lines:
         raise UserError(
@@ -176,6 +168,7 @@ def _write(out: str, rows: Iterable[dict[str, Any]], written: TraceStats) -> Non
             file.write("".join(lines).encode())  # pyright: ignore[reportAttributeAccessIssue]
     except Exception as error:  # remote file systems raise exceptions of their own types
         raise UserError(f"{out} cannot be written ({error}); choose another place.") from error
+    return written
 
 
 def _recorded(path: Path) -> str:

@@ -71,7 +71,7 @@ def test_json_keeps_routes_bit_for_bit(turns):
     back = Transcript.from_json(json.loads(json.dumps(transcript.to_json())))
     assert back == transcript
     for ours, theirs in zip(transcript.nodes, back.nodes, strict=True):
-        a, b = transcript.node_routes(ours), back.node_routes(theirs)
+        a, b = transcript._routes[ours.id], back._routes[theirs.id]
         assert (a is None) == (b is None)
         if a is not None:
             assert a.dtype == b.dtype and a.shape == b.shape
@@ -85,11 +85,11 @@ def test_the_last_sampled_token_gets_its_routes_from_the_next_turn():
     transcript = Transcript()
     transcript.append("prompt", [5, 6])
     first = say(transcript, [1], [10, 11])
-    assert transcript.node_routes(first).shape == (2, L, K)  # of [1, 10]
+    assert transcript._routes[first.id].shape == (2, L, K)  # of [1, 10]
     (row,) = transcript.rows()
     assert (row.routes[-1] == -1).all() and len(row.tokens_without_routes()) == 0
     say(transcript, [1], [12])
-    np.testing.assert_array_equal(transcript.node_routes(first), engine_routes([5, 6, 1, 10, 11])[2:])
+    np.testing.assert_array_equal(transcript._routes[first.id], engine_routes([5, 6, 1, 10, 11])[2:])
 
 
 def test_a_token_keeps_the_routes_of_the_call_that_sampled_after_it():
@@ -111,7 +111,7 @@ def test_ids_are_stored_in_as_few_bytes_as_hold_them():
     for largest, dtype in ((255, np.uint8), (256, np.uint16)):
         transcript = Transcript()
         node = transcript.append("prompt", [1, 2], [3], [0.0], [0], routes=np.full((2, L, K), largest, np.int16))
-        assert transcript.node_routes(node).dtype == dtype
+        assert transcript._routes[node.id].dtype == dtype
         assert transcript.rows()[0].routes[0, 0, 0] == largest
 
 
@@ -125,7 +125,7 @@ def test_a_sample_without_routes_leaves_a_gap_that_later_routes_fill():
     transcript.append("tool", [2])
     say(transcript, [1], [14, 15], routed=False)
     assert transcript.rows()[0].tokens_without_routes().tolist() == [7, 8, 9, 10]
-    assert len(transcript.node_routes(node)) == 2
+    assert len(transcript._routes[node.id]) == 2
 
 
 @pytest.mark.parametrize("shift", [-1, 1])

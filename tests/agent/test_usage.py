@@ -120,5 +120,5 @@ def test_questions(text, is_question):
 
 def test_usage_comes_back_from_json():
     usage, _ = usage_of(format_of("compact"), [format_of("compact").render_assistant("Why?", [READ])])
-    assert EpisodeUsage(**json.loads(json.dumps(usage.to_json()))) == usage
-    assert {field.name for field in dataclasses.fields(usage)} == usage.to_json().keys()
+    assert EpisodeUsage(**json.loads(json.dumps(dataclasses.asdict(usage)))) == usage
+    assert {field.name for field in dataclasses.fields(usage)} == dataclasses.asdict(usage).keys()

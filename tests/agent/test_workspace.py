@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from composer_jax.agent import workspace as workspaces
-from composer_jax.agent.search import SearchIndex
+from composer_jax.agent.search.index import SearchIndex
 from composer_jax.agent.workspace import Workspace
 from composer_jax.errors import UserError
 from composer_jax.sandbox import GONE, Change, LocalSandboxPool, SandboxDied, SandboxFileError, local_pool

@@ -10,8 +10,8 @@ import itertools
 import socket
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from dataclasses import asdict, dataclass
+from typing import Any, Self
 
 import numpy as np
 from absl import logging
@@ -66,17 +66,6 @@ class WorkerLost(Exception):
     """A worker is gone with the episodes that it played; the text says why."""
 
 
-class _Worker(Protocol):
-    name: str
-    room: int
-    """Episodes that it can play beside those that it plays."""
-
-    @property
-    def is_lost(self) -> bool: ...
-
-    async def play(self, spec: EpisodeSpec, policy: Policy) -> Episode: ...
-
-
 class WorkerPool:
     """Plays episodes on workers. An asynchronous context manager; leaving it ends the workers.
 
@@ -91,9 +80,9 @@ class WorkerPool:
         self.port, self.losses = 0, 0
         self._options, self._token, self._context = options, token, context
         # Both ends send heartbeats as often as the silence that the trainer bears requires.
-        self._welcome = {"setup": setup.to_json(), "silence_s": options.silence_s}
-        self._workers: list[_Worker] = []
-        self._waiting: deque[asyncio.Future[_Worker]] = deque()
+        self._welcome = {"setup": asdict(setup), "silence_s": options.silence_s}
+        self._workers: list[_LocalWorker | _RemoteWorker] = []
+        self._waiting: deque[asyncio.Future[_LocalWorker | _RemoteWorker]] = deque()
         self._deadline: asyncio.TimerHandle | None = None
         self._connections: dict[asyncio.Task, Channel | None] = {}
         self._changed = asyncio.Event()
@@ -181,9 +170,9 @@ class WorkerPool:
 
     # -- who plays next ------------------------------------------------------------------------------------------
 
-    async def _acquire(self, ahead: bool) -> _Worker:
+    async def _acquire(self, ahead: bool) -> "_LocalWorker | _RemoteWorker":
         """Takes a place at a worker; the first who waits is the first who gets one, unless somebody goes ahead."""
-        turn: asyncio.Future[_Worker] = asyncio.get_running_loop().create_future()
+        turn: asyncio.Future[_LocalWorker | _RemoteWorker] = asyncio.get_running_loop().create_future()
         self._waiting.insert(0 if ahead else len(self._waiting), turn)
         self._assign()
         try:
@@ -276,7 +265,7 @@ class _LocalWorker:
     name, is_lost = "this machine", False
 
     def __init__(self, context: EpisodeContext, episodes: int):
-        self.room, self._context = episodes, context
+        self.room, self._context = episodes, context  # room: episodes that it can play beside those that it plays
 
     async def play(self, spec: EpisodeSpec, policy: Policy) -> Episode:
         return await play_episode(spec, policy, self._context)

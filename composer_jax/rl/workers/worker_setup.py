@@ -30,13 +30,9 @@ class WorkerSetup:
     sandbox_limits: SandboxLimits = dataclasses.field(default_factory=SandboxLimits)
     """What one sandbox may use."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Returns a JSON-able dict from which `from_json` makes an equal setup."""
-        return dataclasses.asdict(self) | {"settings": self.settings.to_json()}
-
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Makes the setup of a dict of `to_json`. Raises UserError for limits below 1."""
+        """Makes the setup of a dict of dataclasses.asdict. Raises UserError for limits below 1."""
         settings, sandbox_limits = EpisodeSettings.from_json(data["settings"]), SandboxLimits(**data["sandbox_limits"])
         return cls(**{**data, "settings": settings, "sandbox_limits": sandbox_limits})
 

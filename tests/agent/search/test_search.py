@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_jax.agent.search import SearchIndex, search
 from composer_jax.agent.search.chunks import LONG, MAX_BYTES, STEP, WINDOW, split_chunks
-from composer_jax.agent.search.index import K1, B
+from composer_jax.agent.search.index import K1, B, SearchIndex, search
 from composer_jax.agent.search.words import split_words
 
 EMPTY = SearchIndex(())

@@ -54,7 +54,7 @@ def test_a_setup_arrives_with_every_field_and_fills_every_field_of_the_context(t
     )
     assert differing_fields(settings, EpisodeSettings()) == {field.name for field in dataclasses.fields(settings)}
     setup = worker_setup(tmp_path, settings=settings)
-    received = WorkerSetup.from_json(json.loads(json.dumps(setup.to_json())))
+    received = WorkerSetup.from_json(json.loads(json.dumps(dataclasses.asdict(setup))))
     assert received == setup
 
     async def context_of_worker() -> EpisodeContext:
@@ -101,7 +101,7 @@ def test_specs_params_and_setup_arrive(tmp_path):
     assert SamplingParams(**json.loads(json.dumps(dataclasses.asdict(params)))) == params
     settings, sandbox_limits = EpisodeSettings(EpisodeLimits(3, 4, 5)), SandboxLimits(timeout_s=1.5)
     setup = worker_setup(tmp_path, settings=settings, sandbox_limits=sandbox_limits)
-    back = WorkerSetup.from_json(json.loads(json.dumps(setup.to_json())))
+    back = WorkerSetup.from_json(json.loads(json.dumps(dataclasses.asdict(setup))))
     assert back == setup
     prompt = CHAT.user(["a prompt", " of a user"])
     assert back.chat().user(["a prompt", " of a user"]) == prompt
