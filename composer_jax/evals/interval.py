@@ -11,14 +11,11 @@ def interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, 
     """Returns the bootstrap interval (low, high) of the mean of one value per task.
 
     The percentile bootstrap (Efron and Tibshirani 1993, chapter 13) with a fixed seed. To compare two policies on the
-    same tasks, give the differences task by task.
+    same tasks, give the differences task by task. Raises ValueError without values.
 
     Args:
       values: one number per task, such as the fraction of its attempts that solved it.
       confidence: probability that the interval is to cover the mean.
-
-    Raises:
-      ValueError: there are no values.
     """
     if not len(values):
         raise ValueError("an interval needs at least one value")

@@ -45,15 +45,13 @@ def score(
     rows: int = 1,
     logits: bool = False,
 ) -> TextScores:
-    """Log-probabilities of whole rows, each a document of its own; several processes compute them together.
+    """Log-probabilities of whole rows, each a document of its own; several processes compute them together. Raises
+    UserError for a shape, a token id or a length that the network does not support.
 
     Args:
       tokens_BS: integers [B,S], S at least 2; negative ids at the end of a row are padding (their scores are 0).
       rows: rows per device and call.
       logits: whether to return all logits, too.
-
-    Raises:
-      UserError: a shape, a token id or a length that the network does not support.
     """
     check_tokens(tokens_BS, definition.config)
     (count, length), step, parts = tokens_BS.shape, rows * batch_shards(mesh), mesh.shape[context.AXIS]

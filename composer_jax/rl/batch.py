@@ -124,7 +124,8 @@ def pack_rows(
     cost: Callable[[np.ndarray], float] = np.count_nonzero,
     route_shape: tuple[int, int] | None = None,
 ) -> PackedRows:
-    """Packs rows first-fit into batches of a few fixed shapes.
+    """Packs rows first-fit into batches of a few fixed shapes. Raises UserError if a row is longer than every shape,
+    and TranscriptError if it lacks routes that are to be replayed, or has those of another network.
 
     Args:
       shapes: (row length, rows) by ascending length. A row goes into the first shape that holds it.
@@ -132,10 +133,6 @@ def pack_rows(
       shards: devices that share the rows of a batch; several get about the same work (balance_rows).
       cost: the work of a row of the batch with these segments [S] (models/flops.py: row_flops).
       route_shape: (L, k), expert layers and experts per token, where routes are replayed.
-
-    Raises:
-      UserError: a row is longer than every shape.
-      TranscriptError: a row lacks routes that are to be replayed, or has those of another network.
     """
     if route_shape is not None:
         for row in rows:

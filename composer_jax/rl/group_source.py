@@ -43,13 +43,10 @@ class GroupSource:
         """Draws the task of a group, once; groups are drawn in the order of their numbers.
 
         Without rl.curriculum every step has exactly the groups of rl.groups, by family. A family with a ladder
-        (rl/ladders.py) draws from one of its rungs.
+        (rl/ladders.py) draws from one of its rungs. Raises UserError if a curriculum has used up all tasks.
 
         Args:
           results: of every step so far (rl/curriculum.py: family_results).
-
-        Raises:
-          UserError: a curriculum has used up all tasks.
         """
         if number not in self.places:
             is_weighted = self.config.curriculum.window > 0

@@ -17,13 +17,11 @@ def current_rung(family: str, results: Sequence[FamilyResults], config: Curricul
     """Returns the index of the rung that the ladder of a family is on after these steps; 0 is the family itself.
 
     The mean grade is over the groups of the current rung in the last `rung_window` steps that had any since the ladder
-    is on it. With fewer such steps the ladder stays.
+    is on it. With fewer such steps the ladder stays. Raises UserError for results that an earlier version stored
+    without grades.
 
     Args:
       results: of every step so far.
-
-    Raises:
-      UserError: an earlier version stored the results, without grades.
     """
     rungs, rung = config.rungs(family), 0
     window: collections.deque[tuple[int, float]] = collections.deque(maxlen=config.rung_window)

@@ -51,10 +51,7 @@ class Reference:
     """The reference's weights, which the caller must not donate, and the program that scores tokens with them."""
 
     def __init__(self, params: Params, router_bias: Params, scorer: TokenScorer):
-        """
-        Raises:
-          UserError: the weights are not of the network that is trained.
-        """
+        """Raises UserError if the weights are not of the network that is trained."""
         expected = jax.tree.map(lambda a: a.shape, scorer.definition.shapes())
         shapes = jax.tree.map(lambda a: a.shape, (params, router_bias))
         if shapes != expected:

@@ -47,13 +47,11 @@ class WeightCheck:
         The learner uses the experts that the sampler chose, where rl.router_replay is on. The median, because without
         replay a router that chooses otherwise at a few tokens moves these by tenths of a nat and the others by nothing,
         while weights or a computation that differ move them all. Every batch shard of the sampler scores the row with
-        the devices that it has; the largest of their gaps counts.
+        the devices that it has; the largest of their gaps counts. Raises UserError if the gap is beyond the bound, or
+        NaN.
 
         Args:
           state, version: what the sampler holds, which is paused.
-
-        Raises:
-          UserError: the gap is beyond the bound, or NaN.
         """
         scores = await asyncio.to_thread(self._sampler.score, self._tokens)
         logprobs_S = await asyncio.to_thread(self._learner.score, state, self._tokens, scores.routing)

@@ -291,13 +291,10 @@ class Sampler:
         """Makes every other process call the `on_call` of its `follow`, in order with device calls; does not wait.
 
         The sampler must be paused until this process has joined the collectives of that call. May be called from any
-        thread. On a mesh of one process it does nothing.
+        thread. On a mesh of one process it does nothing. Raises OtherProcessError if another process failed or is gone.
 
         Args:
           header: plain JSON.
-
-        Raises:
-          OtherProcessError: another process failed or is gone.
         """
         if self._leader.has_followers:
             assert self.is_paused, "device calls of a serving would mix with those of the call"

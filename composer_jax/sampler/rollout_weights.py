@@ -48,14 +48,12 @@ class RolloutWeights:
     def to_rollout(self, params: Params, router_bias: Params, *, copy: bool) -> tuple[Params, Params]:
         """Returns weights of the learner in the sampler's dtypes and shardings.
 
-        The conversion runs where the weights are, so to another mesh they travel in the sampler's dtypes.
+        The conversion runs where the weights are, so to another mesh they travel in the sampler's dtypes. Raises
+        ValueError for weights of another network.
 
         Args:
           params, router_bias: arrays in any floating dtype and on any mesh, none of them 8-bit.
           copy: False shares the arrays that have the sampler's layout, if all have its dtypes.
-
-        Raises:
-          ValueError: the weights are not those of this network.
         """
         weights = (params, router_bias)
         if copy or not all(jax.tree.leaves(_map_weights(_has_dtype, self._shapes, weights))):

@@ -130,13 +130,11 @@ class Runner:
         checksums: WeightChecksums | None = None,
     ) -> None:
         """Takes the weights in this runner's layout and dtypes; with copy=False, arrays that have them are shared.
+        Raises ValueError for weights of another network, and UserError if the new weights have other checksums; the old
+        weights stay then.
 
         Args:
           checksums: what the learner says this version has (sampler/weight_checksums.py); None: those of the arguments.
-
-        Raises:
-          ValueError: the weights are not those of this network.
-          UserError: the new weights have other checksums. The old weights stay.
         """
         if self._cache is None:
             self._cache = self._new_cache()

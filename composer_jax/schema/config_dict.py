@@ -52,13 +52,11 @@ def plain_value(value: Any, hint: Any) -> Any:
 
 
 def from_mapping(cls: type[T], values: Mapping[str, Any], path: str) -> T:
-    """Builds a dataclass, its nested dataclasses included, from a ConfigDict or a nested dict.
+    """Builds a dataclass, its nested dataclasses included, from a ConfigDict or a nested dict. Raises UserError, which
+    names the whole path, for an unknown or missing field, or a value of a wrong type.
 
     Args:
       path: the name of the section in error messages ("config").
-
-    Raises:
-      UserError: an unknown or missing field, or a value of a wrong type, named with its whole path.
     """
     return _build(cls, values, path)
 

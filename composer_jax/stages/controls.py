@@ -38,13 +38,11 @@ def compare_by_task(
     ours: Mapping[str, Mapping[str, Any]], theirs: Mapping[str, Mapping[str, Any]], name: str
 ) -> dict[str, Any]:
     """Returns {"difference", "low", "high", "tasks"}: our pass@1 minus theirs, and its 95 % interval, paired by task.
+    Raises UserError if they were measured on other tasks.
 
     Args:
       ours, theirs: suite -> its measures, with `solved`: task -> the fraction of attempts that solved it.
       name: of the control, for error messages.
-
-    Raises:
-      UserError: they were measured on other tasks.
     """
     mine, other = _solved(ours), _solved(theirs)
     if mine.keys() != other.keys():

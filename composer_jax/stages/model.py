@@ -108,14 +108,12 @@ class Model:
         """Continues a text, or token ids; returns what follows it, of the same type.
 
         Text excludes the token that ends it; ids include it. stream=True returns an iterator of pieces instead, as they
-        are sampled; its text never splits a character.
+        are sampled; its text never splits a character. Raises UserError for an empty prompt, one that fills the
+        context, parameters out of range, or no tokenizer for a text.
 
         Args:
           seed: fixes all random choices.
           options: max_tokens, temperature, top_p, top_k, min_p and stop (SamplingOptions).
-
-        Raises:
-          UserError: an empty prompt, one that fills the context, parameters out of range, or no tokenizer for a text.
         """
         ids = self.text.encode_prompt(prompt)
         tokens = self._stream_tokens(ids, self.text.params(**options), seed)
@@ -147,15 +145,14 @@ class Model:
 
     def chat(self, messages, *, tools=(), stream=False, seed=0, **options):
         """Answers a conversation in the model's chat format; returns the text of the answer, with calls as written.
+        Raises UserError for an empty conversation, one that fills the context, parameters out of range, or no chat
+        format.
 
         Args:
           messages: a user message as text, or messages, which may be OpenAI's {"role": ..., "content": ...} with
             tool_calls and tool_call_id.
           tools: declarations of tools in OpenAI's form.
           stream, seed, options: as in `generate`.
-
-        Raises:
-          UserError: an empty conversation, one that fills the context, parameters out of range, or no chat format.
         """
         ids = self.text.encode_chat(messages, tools)
         pieces = _stream_text(self._stream_tokens(ids, self.text.params(**options), seed), self.chat_format.text)

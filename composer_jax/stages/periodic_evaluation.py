@@ -39,10 +39,7 @@ class PeriodicEvaluation:
     """
 
     def __init__(self, run: Run, stage: str) -> None:
-        """
-        Raises:
-          UserError: evaluate.every names a suite of tasks.heldout that is not there.
-        """
+        """Raises UserError if evaluate.every names a suite of tasks.heldout that is not there."""
         config = self._config = run.config.evaluate
         self._every = config.every if stage in config.during else {}
         self._suites = _suites_of(run, self._every) if self._every and is_first_process() else {}
@@ -79,6 +76,7 @@ class PeriodicEvaluation:
         on_done: Callable[[int, int], None],
     ) -> None:
         """Plays the suites that are missing side by side, at the weights that `policy` serves, and writes their rows.
+        Raises UserError if the infrastructure lost all episodes of a suite.
 
         Args:
           version: of these weights.
@@ -86,9 +84,6 @@ class PeriodicEvaluation:
           play: plays an episode, as on workers; None plays it in this process.
           slots: episodes that play at once.
           on_done: called as each episode ends with the numbers of those that have ended and of all.
-
-        Raises:
-          UserError: the infrastructure lost all episodes of a suite.
         """
         settings = dataclasses.replace(context.settings, return_routing=False)
         context = dataclasses.replace(context, settings=settings, cache=ResultCache())

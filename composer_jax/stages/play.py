@@ -29,16 +29,14 @@ def run_attempt(
 ) -> Episode:
     """Plays one episode of a policy on a task in a sandbox of this machine, and returns it graded.
 
-    Blocks, also in a notebook. `composer_jax.agent.run_episode` is for code that has a session and sandboxes.
+    Blocks, also in a notebook. `composer_jax.agent.run_episode` is for code that has a session and sandboxes. Raises
+    UserError for a model without a chat format, or a task whose image is not on this machine.
 
     Args:
       seed: uint32; fixes what the policy samples.
       chat: the format of messages; None is that of a Model.
       compaction: None asks for a summary when three quarters of the session's context are full.
       settings: limits, system message and temperature; None has the defaults of EpisodeSettings.
-
-    Raises:
-      UserError: a model without a chat format, or a task whose image is not on this machine.
     """
     return run_group(task, policy, (seed,), chat=chat, compaction=compaction, settings=settings)[0]
 

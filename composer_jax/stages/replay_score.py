@@ -24,7 +24,8 @@ GROUPS_PER_CALL = 16
 
 
 def score_records(run: Run, records: RolloutRecords, policy: str) -> dict[str, Any]:
-    """Returns what the stored groups are under other weights and another reward.
+    """Returns what the stored groups are under other weights and another reward. Raises UserError if no group is
+    stored, or for weights of another network.
 
     Args:
       policy: address of weights for the run's network (checkpoint/address.py).
@@ -33,9 +34,6 @@ def score_records(run: Run, records: RolloutRecords, policy: str) -> dict[str, A
       groups, episodes: how many are stored; graded: episodes with a grade. grade, reward: means over those, the reward
       by rl.reward of this run. gaps: of log p - log p_sampler of all sampled tokens (gap_figures), with the
       experts of the sampler where rl.router_replay says so. by_version: version of the sampler's weights -> its gaps.
-
-    Raises:
-      UserError: no group is stored, or weights of another network.
     """
     if not records.numbers:
         raise UserError(

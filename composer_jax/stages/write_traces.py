@@ -90,15 +90,13 @@ def write_sampled_traces(
     run: Run, policy: str, tasks: Sequence[str], attempts: int, out: str, min_reward: float | None = None
 ) -> TraceStats:
     """Lets a policy attempt tasks and writes its episodes to `out`, one conversation a line, with the sampled ids.
+    Raises UserError for weights of another network, no such tasks, nothing to write, or a file that cannot be written.
 
     Args:
       policy: address of weights for the run's network (checkpoint/address.py).
       tasks: "FAMILY:COUNT" for tasks that a family of tasks.families generates, none of which RL or evaluation sees, or
         paths of tasks.
       attempts: episodes of each task. Episodes are not summarized.
-
-    Raises:
-      UserError: weights of another network, no such tasks, nothing to write, or `out` cannot be written.
     """
     if attempts < 1:
         raise UserError(f"{attempts} attempts at a task sample nothing; use at least 1.")

@@ -29,13 +29,10 @@ class RayCluster:
     """A connection to a Ray cluster, of which this machine is a node. A context manager whose end ends the workers."""
 
     def __init__(self, address: str):
-        """Connects, within seconds.
+        """Connects, within seconds. Raises UserError if Ray is not installed, or no cluster answers at the address.
 
         Args:
           address: HOST:PORT of the cluster's head node, or "auto" for the cluster of this machine.
-
-        Raises:
-          UserError: Ray is not installed, or no cluster answers at the address.
         """
         try:
             import ray  # pyright: ignore[reportMissingImports]  # optional
