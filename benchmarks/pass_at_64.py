@@ -25,7 +25,7 @@ from benchmarks.controls import Seed
 from benchmarks.seeded_runs import Row, complete_rows, make_parser, run_pipeline
 from composer_jax.errors import UserError
 from composer_jax.evals.interval import interval
-from composer_jax.evals.pass_at_k import pass_at_k
+from composer_jax.evals.suite import pass_at_k
 from composer_jax.stages.controls import final_suites
 from configs.tiny import get_config
 

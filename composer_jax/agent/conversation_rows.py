@@ -84,14 +84,12 @@ def record_rows(record: EpisodeRecord, system_prompt: str = "") -> list[dict[str
 
 
 def _prompt(instruction: str, names: Iterable[str], system_prompt: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The messages that an episode begins with, and its tools."""
     system = [text_row("system", system_prompt)] if system_prompt else []
     declared = declarations(tools.select_tools(tuple(names)).values())
     return [*system, text_row("user", instruction)], {"tools": declared} if declared else {}
 
 
 def _messages(nodes: Sequence[Node], trained: Sequence[bool], chat: ChatFormat) -> tuple[list[dict[str, Any]], bool]:
-    """The messages after a prompt, and whether some have token ids."""
     messages: list[dict[str, Any]] = []
     calls = answers = 0
     for node, is_trained in zip(nodes, trained, strict=True):

@@ -148,7 +148,6 @@ def asks_question(text: str) -> bool:
 
 
 def _is_valid(call: ToolCall, tools: Mapping[str, Tool]) -> bool:
-    """Whether a call names a tool and its arguments match the tool's schema."""
     if call.name not in tools:
         return False
     try:

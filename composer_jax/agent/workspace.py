@@ -240,7 +240,6 @@ class Workspace:
             return result, left_nothing and result.outcome in ("ok", "nonzero")
 
     async def _current_sandbox(self) -> Sandbox:
-        """A sandbox that holds the current files."""
         if self._sandbox is not None and self._unsent:
             try:
                 await self._send(self._sandbox)
@@ -292,7 +291,6 @@ class Workspace:
         return self._base.read(path) == change.data
 
     def _base_file(self, path: str) -> Change:
-        """A file of the base folder."""
         return Change("file", self._base.read(path), self._base.entries.get_here()[path].mode)
 
     def _is_hidden(self, path: str) -> bool:

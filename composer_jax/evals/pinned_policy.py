@@ -26,7 +26,6 @@ class PinnedPolicy:
         return nullcontext()
 
     async def open(self, seed: int) -> "PinnedSession":
-        """See Policy.open."""
         return PinnedSession(await self._policy.open(seed, ahead=True), self._version, self._temperature)
 
 
@@ -46,5 +45,4 @@ class PinnedSession:
         return sample
 
     def close(self) -> None:
-        """See Session.close."""
         self._session.close()

@@ -1,6 +1,7 @@
 """A suite of attempts at tasks, and the measures of running it."""
 
 import dataclasses
+import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
@@ -11,7 +12,6 @@ from composer_jax.agent.episode_context import EpisodeContext
 from composer_jax.agent.episode_spec import EpisodeSpec
 from composer_jax.agent.summary import Compaction
 from composer_jax.evals.interval import interval
-from composer_jax.evals.pass_at_k import pass_at_k
 from composer_jax.rl.rollout import PlayEpisode, require_graded, roll_out
 from composer_jax.sampler.policy import ServingPolicy
 from composer_jax.seeds import hash_seed
@@ -156,3 +156,14 @@ def summarise(episodes: Sequence[Episode], attempts: int) -> SuiteResult:
 def compaction_error(uncompacted: SuiteResult, compacted: SuiteResult) -> float:
     """Returns pass@1 without compaction minus pass@1 with it (our definition; Cursor publishes none)."""
     return uncompacted.pass_at_1 - compacted.pass_at_1
+
+
+def pass_at_k(n: int, solved: int, k: int) -> float:
+    """Unbiased estimate of the chance that at least one of k attempts solves a task, from `solved` of n attempts
+    (Chen et al. 2021, arXiv 2107.03374, equation 1).
+
+    1 - C(n - solved, k) / C(n, k). Raises ValueError if k > n, which cannot be estimated.
+    """
+    if not 0 < k <= n or not 0 <= solved <= n:
+        raise ValueError(f"pass@{k} cannot be estimated from {solved} of {n} attempts")
+    return 1 - math.comb(n - solved, k) / math.comb(n, k)

@@ -43,7 +43,6 @@ class Journal:
         self._open()
 
     def close(self) -> None:
-        """Closes the file."""
         self._file.close()
 
     def __enter__(self) -> Self:

@@ -17,16 +17,6 @@ LateGroups = Literal["wait", "drop"]
 
 
 @dataclasses.dataclass
-class OutstandingGroup:
-    """A group that is admitted and neither shipped nor dropped."""
-
-    number: int
-    admitted_at: int
-    """Optimizer steps that had been shipped when the group was admitted."""
-    is_resolved: bool = False
-
-
-@dataclasses.dataclass
 class _Cohort:
     """Numbers of the outstanding groups that were admitted at one step; they share a deadline."""
 
@@ -46,7 +36,8 @@ class GroupBuffer:
     Attributes:
       step: optimizer steps that have been shipped.
       next_number: number of the next group that was never admitted; groups are numbered from 0.
-      outstanding: number -> OutstandingGroup.
+      outstanding: number -> optimizer steps that had been shipped when the group was admitted; of the groups that are
+        neither shipped nor dropped.
     """
 
     def __init__(
@@ -70,7 +61,7 @@ class GroupBuffer:
         self.groups_per_step, self.steps, self.max_staleness = groups_per_step, steps, max_staleness
         self.late_groups, self.in_order = late_groups, in_order
         self.step, self.next_number = step, 0
-        self.outstanding: dict[int, OutstandingGroup] = {}
+        self.outstanding: dict[int, int] = {}
         self._cohorts: dict[int, _Cohort] = {}
         self._resolved = 0
 
@@ -97,17 +88,15 @@ class GroupBuffer:
             raise ValueError(f"group {number} is outstanding already")
         self.next_number = max(self.next_number, number + 1)
         step = self.step if admitted_at is None else admitted_at
-        self.outstanding[number] = OutstandingGroup(number, step)
+        self.outstanding[number] = step
         self._cohorts.setdefault(step, _Cohort()).playing.add(number)
         return number
 
     def resolve(self, number: int) -> None:
         """Notes that all episodes of a group have ended."""
-        group = self.outstanding[number]
-        if group.is_resolved:
+        cohort = self._cohorts[self.outstanding[number]]
+        if number in cohort.resolved:
             raise ValueError(f"group {number} is resolved already")
-        group.is_resolved = True
-        cohort = self._cohorts[group.admitted_at]
         cohort.playing.remove(number)
         cohort.resolved.add(number)
         self._resolved += 1
@@ -117,7 +106,7 @@ class GroupBuffer:
         if self.in_order:
             first = self.step * self.groups_per_step
             numbers = range(first, first + self.groups_per_step)
-            has_all = all(n in self.outstanding and self.outstanding[n].is_resolved for n in numbers)
+            has_all = all(map(self._is_resolved, numbers))
             return list(numbers) if has_all else None
         taken = self._count_taken()
         if taken is None or (self.late_groups == "wait" and not self._can_meet_deadlines_after(taken)):
@@ -128,7 +117,7 @@ class GroupBuffer:
         """Counts a step that trains these groups; returns the numbers of the groups that are dropped. Raises ValueError
         if a group is not resolved."""
         for number in numbers:
-            if not self.outstanding[number].is_resolved:
+            if not self._is_resolved(number):
                 raise ValueError(f"group {number} is not resolved; it cannot be trained")
             self._remove(number)
         self.step += 1
@@ -140,16 +129,19 @@ class GroupBuffer:
             self._remove(number)
         return late
 
+    def _is_resolved(self, number: int) -> bool:
+        return number in self.outstanding and number in self._cohorts[self.outstanding[number]].resolved
+
     def _remove(self, number: int) -> None:
-        group = self.outstanding.pop(number)
-        cohort = self._cohorts[group.admitted_at]
-        if group.is_resolved:
+        step = self.outstanding.pop(number)
+        cohort = self._cohorts[step]
+        if number in cohort.resolved:
             cohort.resolved.remove(number)
             self._resolved -= 1
         else:
             cohort.playing.remove(number)
         if not len(cohort):
-            del self._cohorts[group.admitted_at]
+            del self._cohorts[step]
 
     def _count_taken(self) -> dict[int, int] | None:
         """Returns how many resolved groups the next batch takes by step of admission, oldest first; None if too few."""

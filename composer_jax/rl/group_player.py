@@ -33,7 +33,6 @@ class GroupPlayer:
 
     @property
     def playing(self) -> int:
-        """Number of groups that play."""
         return len(self._groups)
 
     def start(self, number: int, specs: Sequence[EpisodeSpec]) -> None:

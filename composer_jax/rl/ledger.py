@@ -161,7 +161,6 @@ class RolloutLedger:
             self._file(number).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Closes the files."""
         self._admitted.close()
         self._batches.close()
 

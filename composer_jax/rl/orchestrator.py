@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from composer_jax.agent.episode import Episode
 from composer_jax.agent.episode_context import EpisodeContext
@@ -23,7 +23,6 @@ from composer_jax.rl.group_source import GroupSource
 from composer_jax.rl.ladders import rung_metrics
 from composer_jax.rl.learning_step import CompletedStep, Cursor, complete_step, learner_arguments
 from composer_jax.rl.ledger import BatchRecord, RolloutLedger
-from composer_jax.rl.pinned_evaluation import Evaluate, PinnedEvaluation
 from composer_jax.rl.played_group import PlayedGroup
 from composer_jax.rl.policy_update import GroupLearner
 from composer_jax.rl.rollout import PlayEpisode, play_episode, require_graded
@@ -34,6 +33,9 @@ from composer_jax.sampler.weight_checksums import WeightChecksums
 from composer_jax.train.learner import TrainState
 
 T = TypeVar("T")
+
+Evaluate = Callable[[int, int], Awaitable[None]]
+"""(completed step, version of its weights) -> plays whatever is due after that step on the policy that serves them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +82,44 @@ class Watchers:
     stay until it has ended; it is cancelled if the run ends otherwise."""
     weight_check: WeightCheck | None = None
     """Measures at the beginning and every rl.weight_check_every steps; None never does."""
+
+
+class PinnedEvaluation:
+    """Measures the weights that the policy serves, while it goes on to play training episodes.
+
+    Whoever installs other weights awaits `end` first. An asynchronous context manager; leaving it cancels an evaluation
+    that runs.
+    """
+
+    def __init__(self, evaluate: Evaluate | None) -> None:
+        """evaluate: None measures nothing."""
+        self._evaluate = evaluate
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether an evaluation has begun and not ended."""
+        return self._task is not None and not self._task.done()
+
+    async def start(self, step: int, version: int) -> None:
+        """Begins what is due after a step; returns without waiting for its end. The one before has ended."""
+        assert not self.is_running, "the weights of a running evaluation were replaced"
+        if self._evaluate is not None:
+            self._task = asyncio.ensure_future(self._evaluate(step, version))
+            await asyncio.sleep(0)  # its episodes ask for slots before those of training that start now
+
+    async def end(self) -> None:
+        """Waits until the evaluation has ended. Raises what it raised."""
+        if self._task is not None:
+            await self._task
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)  # its episodes return their sandboxes
 
 
 class Orchestrator:
@@ -201,12 +241,11 @@ class Orchestrator:
         self.player.start(number, self.source.specs(number))
 
     def _results(self, steps: int) -> list[FamilyResults]:
-        """Returns what the groups of the first steps showed."""
         return [record.families for record in self.ledger.batches[:steps]]
 
     async def _store(self, number: int, episodes: Sequence[Episode]) -> None:
         """Stores a group whose last episode has ended."""
-        group = PlayedGroup(number, episodes, self.buffer.outstanding[number].admitted_at, self._served_version)
+        group = PlayedGroup(number, episodes, self.buffer.outstanding[number], self._served_version)
         await asyncio.to_thread(self.ledger.store, group)  # long transcripts take seconds to compress
         self._played[number] = group
         self.buffer.resolve(number)
@@ -231,7 +270,6 @@ class Orchestrator:
         return await self._publish(await self._learn(groups), clock, gap)
 
     async def _learn(self, groups: Sequence[PlayedGroup]) -> _LearnedStep:
-        """Takes the optimizer step of these groups."""
         step, version = self.cursor.task_step + 1, self.cursor.weight_version
         record = await asyncio.to_thread(BatchRecord.of, step, version, groups)  # hashes every row
         self.ledger.begin_step(record)

@@ -71,7 +71,6 @@ class Reference:
 
 
 def _difference(shapes, expected) -> str:
-    """Returns how two trees of shapes differ first."""
 
     def is_shape(x) -> bool:
         return isinstance(x, tuple) and all(isinstance(n, int) for n in x)

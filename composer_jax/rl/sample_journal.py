@@ -57,7 +57,6 @@ class RecordedPolicy:
         self._policy, self._folder, self._before_write = policy, folder, before_write
 
     async def open(self, seed: int) -> "RecordedSession":
-        """See Policy.open."""
         session = await self._policy.open(seed)
         try:
             file = _File(self._folder / f"{seed:08x}", self._before_write)
@@ -117,7 +116,6 @@ class RecordedSession:
         return sample
 
     def close(self) -> None:
-        """See Session.close."""
         self._session.close()
 
     def _remember(self, tokens: np.ndarray, sample: Sample) -> None:
@@ -155,7 +153,6 @@ class _File:
         return records
 
     def append(self, request: str, sample: Sample) -> None:
-        """Adds a sample."""
         self._check()
         header, arrays = sample_to_frame(sample)
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -163,7 +160,6 @@ class _File:
             file.write(encode_frame({**header, "request": request, "crc": _checksum(arrays)}, arrays))
 
     def truncate(self, size: int) -> None:
-        """Keeps the first `size` bytes."""
         self._check()
         os.truncate(self._path, size)
 

@@ -109,7 +109,6 @@ class Teacher:
         return states_TD
 
     def _slots(self, batch: Mapping[str, np.ndarray]) -> tuple[int, int]:
-        """Returns (B, N) of a batch."""
         n_rows, length = batch["tokens"].shape
         return n_rows, min(self.tokens_per_row, length)
 

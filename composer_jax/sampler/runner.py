@@ -311,7 +311,6 @@ class Runner:
 
 
 def _new_tokens(places: Sequence[int], requests: Sequence[RowRequest], out: DecodedTokens) -> list[NewTokens]:
-    """Reads what a call sampled for each request."""
     tokens, logprobs, raw_logprobs, ids, top, emitted = map(np.asarray, out)
     counts = emitted.sum(axis=0)
     decoded = []

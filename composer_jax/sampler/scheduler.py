@@ -16,8 +16,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable
 
-from composer_jax.sampler.pages import PagePool
-from composer_jax.sampler.prefix_tree import PrefixNode, PrefixTree
+from composer_jax.sampler.prefix_tree import PagePool, PrefixNode, PrefixTree
 from composer_jax.sampler.sequence import NO_PAGE, CacheLease, Limits, PrefillChunk, SchedulerOutput, SequenceState
 
 

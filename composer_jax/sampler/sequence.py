@@ -3,8 +3,7 @@
 import dataclasses
 from collections.abc import Hashable
 
-from composer_jax.sampler.pages import n_skipped_pages
-from composer_jax.sampler.prefix_tree import PrefixNode
+from composer_jax.sampler.prefix_tree import PrefixNode, n_skipped_pages
 
 NO_PAGE = 0
 """Stands in page tables for pages that a sequence no longer holds. It is a page that exists: attention may read it in

@@ -141,7 +141,6 @@ def _describe_waiting(activity: Activity) -> list[str]:
 
 
 def _reason(activity: Activity, sequence: SequenceState) -> str:
-    """What a waiting request waits for."""
     scheduler = activity.scheduler
     if activity.is_paused:
         return "the end of the pause"

@@ -115,7 +115,6 @@ def _end(
     choices: Sequence[Choice],
     body: ResponsesBody,
 ) -> dict[str, Any]:
-    """A response with what was sampled."""
     counts = usage(choices, [sample])
     whole = sample.finish_reason == "stop"
     reason = "max_output_tokens" if sample.finish_reason == "length" else "cancelled"
@@ -170,7 +169,6 @@ def _call_items(body: ResponsesBody, message: ParsedMessage) -> list[dict[str, A
 
 
 def _messages(body: ResponsesBody) -> list[dict[str, Any]]:
-    """The conversation in the form of chat completions."""
     rows: list[dict[str, Any]] = []
     if body.instructions:
         rows.append({"role": "system", "content": body.instructions})
@@ -204,7 +202,6 @@ def _content(content: Any, number: int) -> str:
 
 
 def _tool_row(tool: dict[str, Any]) -> dict[str, Any]:
-    """A declared tool in the form of chat completions."""
     if tool.get("type") != "function":
         raise ApiError(f"a tool has the type {tool.get('type')!r}; functions are supported.", param="tools")
     return {"type": "function", "function": {key: tool.get(key) for key in ("name", "description", "parameters")}}

@@ -106,7 +106,6 @@ def evaluate(run: Run, which: str) -> None:
 
 
 def _play(run: Run, which: str, chosen: Mapping[str, Suite], sampler: Sampler) -> dict[str, Any]:
-    """Plays the suites and returns the results of the stage."""
     measures: dict[str, SuiteResult] = {}
     records: list[EpisodeRecord] = []
 
@@ -141,7 +140,6 @@ def suite_results(run: Run, measures: dict[str, SuiteResult]) -> dict[str, dict[
 
 
 def _records(run: Run, suite: Suite, episodes: list[Episode]) -> list[EpisodeRecord]:
-    """Returns records of the first two attempts at the first tasks of a suite."""
     config = run.config.evaluate
     generated = config.suites.get(suite.name)
     condition = generated.compaction if generated else config.heldout_compaction

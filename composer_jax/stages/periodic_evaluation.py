@@ -146,7 +146,6 @@ class SuitesBetweenSteps:
         self.truncate_after, self.is_due = periodic.truncate_after, periodic.is_due
 
     def run(self, step: int, state: TrainState) -> None:
-        """See StepEvaluation.run."""
         episodes = broadcast_from_process0(lambda: self._periodic.count_episodes(step))
         if not episodes:
             return

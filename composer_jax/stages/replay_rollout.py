@@ -99,7 +99,6 @@ def _claim(out: Path, policy: str, records: RolloutRecords) -> None:
 
 
 def _count(counts: dict[str, float], groups: Sequence[PlayedGroup], records: RolloutRecords) -> None:
-    """Adds what the groups of a step have shown."""
     for group in groups:
         graded = [episode for episode in group.episodes if episode.reward is not None]
         counts["episodes"] += len(group.episodes)

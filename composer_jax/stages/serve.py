@@ -106,7 +106,6 @@ def serve(address: str, options: ServeOptions) -> None:
 
 
 def _new_sampler(checkpoint: Checkpoint, options: ServeOptions, config: SamplerConfig) -> Sampler:
-    """Returns a sampler with the weights of a checkpoint, whose programs are compiled."""
     mesh = mesh_of_axes(options.axes)
     definition, params, router_bias = checkpoint.load(mesh, options.dtype, mtp=options.drafts == "mtp")
     dispatch = dispatch_without_drops(definition.config.dispatch)

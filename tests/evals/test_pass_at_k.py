@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from composer_jax.evals.pass_at_k import pass_at_k
+from composer_jax.evals.suite import pass_at_k
 
 
 @pytest.mark.parametrize("n", [1, 3, 6])

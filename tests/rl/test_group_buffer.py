@@ -127,16 +127,16 @@ def test_what_is_not_resolved_is_not_trained():
 
 def plain_next_batch(buffer: GroupBuffer) -> list[int] | None:
     """The oldest resolved groups, if the others then fit into the batches up to their deadlines."""
-    groups = sorted(buffer.outstanding.values(), key=lambda group: (group.admitted_at, group.number))
-    batch = [group for group in groups if group.is_resolved][: buffer.groups_per_step]
+    groups = sorted(buffer.outstanding, key=lambda number: (buffer.outstanding[number], number))
+    batch = [number for number in groups if buffer._is_resolved(number)][: buffer.groups_per_step]
     if len(batch) < buffer.groups_per_step:
         return None
     if buffer.late_groups == "wait":
-        others = [group for group in groups if group not in batch]
-        for count, group in enumerate(others, start=1):
-            if count > (group.admitted_at + buffer.max_staleness - buffer.step) * buffer.groups_per_step:
+        others = [number for number in groups if number not in batch]
+        for count, number in enumerate(others, start=1):
+            if count > (buffer.outstanding[number] + buffer.max_staleness - buffer.step) * buffer.groups_per_step:
                 return None
-    return sorted(group.number for group in batch)
+    return sorted(batch)
 
 
 @settings(max_examples=300, deadline=None)
@@ -159,7 +159,7 @@ def test_whatever_the_order_every_group_is_trained_once_within_its_bound(groups,
             playing.append(number)
         batch = buffer.next_batch()
         assert in_order or batch == plain_next_batch(buffer)
-        assert buffer.playing == sum(not group.is_resolved for group in buffer.outstanding.values()) == len(playing)
+        assert buffer.playing == sum(not buffer._is_resolved(number) for number in buffer.outstanding) == len(playing)
         assert buffer.queued == len(buffer.outstanding) - len(playing)
         if batch is not None and (not playing or order.random() < 0.5):
             assert all(buffer.step - admitted[number] <= staleness for number in batch)

@@ -98,7 +98,6 @@ def _ends_line(text: str, at: int) -> bool:
 
 
 def _count_lines(text: str, at: int) -> int:
-    """The number of lines that end before an offset."""
     return text.count("\n", 0, at)
 
 

@@ -72,7 +72,6 @@ def _spans(body: list[ast.stmt], prefix: str) -> Iterator[tuple[int, int, str]]:
 
 
 def _windows(path: str, lines: list[str], start: int, end: int, name: str) -> Iterator[CodeChunk]:
-    """The chunks of lines start..end, blank ones excepted."""
     size = LONG if name else WINDOW
     while start <= end:
         last = end if end - start < size else start + WINDOW - 1

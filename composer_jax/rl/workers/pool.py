@@ -217,7 +217,6 @@ class WorkerPool:
     # -- who comes and goes --------------------------------------------------------------------------------------
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serves one connection until it ends."""
         task = asyncio.current_task()
         assert task is not None, "a server's connections are tasks"
         self._connections[task] = None

@@ -80,7 +80,6 @@ class RayCluster:
         self._ray.shutdown()
 
     def _update(self, options: WorkerOptions) -> None:
-        """Starts workers on new nodes, and looks at how others have ended."""
         nodes = {node["NodeID"]: node for node in self._ray.nodes() if node["Alive"]}
         for node_id in self._actors.keys() - nodes.keys():
             logging.warning("The Ray node %s is gone.", node_id)
@@ -125,14 +124,12 @@ class _RayWorker:
     """The actor of one node."""
 
     def run(self, options: dict[str, Any]) -> None:
-        """Plays episodes until the trainer ends its run."""
         from composer_jax.rl.workers.worker import WorkerOptions, run_worker
 
         asyncio.run(run_worker(WorkerOptions(**options)))
 
 
 def _require_listener(address: str) -> None:
-    """Raises UserError unless something accepts connections at HOST:PORT."""
     host, port = split_host_port(address) or ("", 0)
     if not host:
         raise UserError(
@@ -148,7 +145,6 @@ _ADVICE = "start one with ray start --head, or correct the address."
 
 
 def _require_cluster(address: str) -> None:
-    """Raises UserError unless a process of this machine can join the cluster."""
     command = [sys.executable, "-c", _PROBE, address]
     try:
         probe = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_S)

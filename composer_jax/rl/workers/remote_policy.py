@@ -48,7 +48,6 @@ class RemoteSession:
         return sample
 
     def close(self) -> None:
-        """See Session.close."""
         self._channel.notify("close", self._address)
 
 

@@ -147,7 +147,6 @@ class _Desk:
         return {"episode": episode.to_json(), "runs": runs, "hits": hits}, []
 
     async def end(self, body: Mapping[str, Any], arrays: list[np.ndarray]) -> Frame:
-        """The run is over: this worker ends, too."""
         self.is_over = True
         self.channel.close("the trainer has ended its run")
         return {}, []
