@@ -204,12 +204,13 @@ class _Run:
     async def play(self, workspace: Workspace) -> Outcome:
         task, compaction, chat = self.spec.task, self.spec.compaction, self.context.chat
         available = tools.select_tools(task.tools)
-        text = self.context.settings.system_message(self.spec.effort)
+        settings = self.context.settings
+        text = settings.effort.system_prompt(self.spec.effort, settings.system_prompt)
         system = [Message("system", text)] if text else []
         messages = [*system, Message("user", task.instruction)]
         prompt = self.episode.transcript.append("prompt", chat.render(messages, available.values()))
         while True:
-            node = await self.sample("assistant", self.context.settings.limits.max_turn_tokens)
+            node = await self.sample("assistant", settings.limits.max_turn_tokens)
             self.episode.turns += 1
             sampled = node.sampled_tokens.tolist()
             message = chat.parse(sampled)

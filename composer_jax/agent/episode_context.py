@@ -49,11 +49,6 @@ class EpisodeSettings:
     infrastructure_retries: int = 2
     """Further attempts of a rollout at an episode that was lost; it is not scored if all attempts are lost."""
 
-    def system_message(self, effort: str) -> str:
-        """Returns the text of the system message at a level of effort; "" writes none. Raises UserError if there is no
-        such level."""
-        return self.effort.system_prompt(effort, self.system_prompt)
-
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Makes the settings of a dict of dataclasses.asdict. Raises UserError for limits below 1."""

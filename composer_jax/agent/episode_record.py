@@ -9,7 +9,6 @@ from composer_jax.agent.episode import Episode
 from composer_jax.agent.tools import error_text
 from composer_jax.agent.transcript import Node
 from composer_jax.agent.turns import tool_answers
-from composer_jax.agent.usage import EpisodeUsage
 from composer_jax.data.chat.chat_format import ChatFormat
 from composer_jax.data.chat.messages import MalformedToolCall, ToolCall
 from composer_jax.observe.episodes import CallRecord, EpisodeRecord, MessageRecord, TokenRecord
@@ -48,8 +47,7 @@ def build_episode_record(
         parts={
             **episode.parts,
             "detail": episode.detail,
-            **_notes(episode),
-            **_signs(episode.usage),
+            **_signs(episode),
         },
         instruction=task.instruction,
         segments=tuple(_segment(branch, chat, advantages) for branch in transcript.branches()),
@@ -57,21 +55,19 @@ def build_episode_record(
     )
 
 
-def _notes(episode: Episode) -> dict[str, str]:
-    notes = {"flags": "; ".join(episode.flags), "effort": episode.effort}
-    return {name: text for name, text in notes.items() if text}
-
-
-def _signs(usage: EpisodeUsage) -> dict[str, int]:
-    """The counts behind the penalties that are not 0."""
-    counts = {
+def _signs(episode: Episode) -> dict[str, str | int]:
+    """Flags, effort and the counts behind the penalties, where there are any."""
+    usage = episode.usage
+    signs = {
+        "flags": "; ".join(episode.flags),
+        "effort": episode.effort,
         "malformed_calls": usage.malformed_calls,
         "shell_duplicates": usage.shell_duplicates,
         "unfinished_todos": usage.unfinished_todos,
         "comment_lines": usage.comment_lines,
         "question_instead_of_edit": int(usage.asked_question and not usage.changed_files),
     }
-    return {name: count for name, count in counts.items() if count}
+    return {name: sign for name, sign in signs.items() if sign}
 
 
 def _segment(

@@ -3,7 +3,6 @@
 Rewards charge for these counts (rl/rewards.py, rl/penalties.py), and the metrics of RL show them.
 """
 
-import dataclasses
 import re
 from bisect import bisect_left
 from collections import Counter
@@ -87,31 +86,6 @@ def measure_usage(
       task: its repository is the folder below the workspace.
       changes: of the workspace at the end (Workspace.changes).
     """
-    return dataclasses.replace(
-        _usage_of_messages(transcript, chat, tools, has_final_message),
-        output_tokens=sum(len(node.tokens) for node in transcript.nodes_of_kind("tool")),
-        todos=len(todos),
-        unfinished_todos=sum(todo.status != "done" for todo in todos),
-        **_count_changes(task, changes),
-    )
-
-
-def split_message(chat: ChatFormat, sampled: Sequence[int]) -> tuple[int, int, int]:
-    """Returns the numbers of tokens (thinking, text, calls) of a sampled message; they add up to its length.
-
-    The calls begin with the token that completes the marker of the first call, and last to the end of the message.
-    """
-    ids = list(sampled)
-    start = len(ids)
-    if chat.parse(ids).calls:
-        start = bisect_left(range(1, len(ids)), True, key=lambda count: bool(chat.parse(ids[:count]).calls))
-    thinking = min(chat.thinking_length(ids), start)
-    return thinking, start - thinking, len(ids) - start
-
-
-def _usage_of_messages(
-    transcript: Transcript, chat: ChatFormat, tools: Mapping[str, Tool], has_final_message: bool
-) -> EpisodeUsage:
     thinking = in_calls = final = malformed = duplicates = 0
     calls: Counter[str] = Counter()
     has_question = False
@@ -139,7 +113,24 @@ def _usage_of_messages(
         malformed_calls=malformed,
         shell_duplicates=duplicates,
         asked_question=has_question,
+        output_tokens=sum(len(node.tokens) for node in transcript.nodes_of_kind("tool")),
+        todos=len(todos),
+        unfinished_todos=sum(todo.status != "done" for todo in todos),
+        **_count_changes(task, changes),
     )
+
+
+def split_message(chat: ChatFormat, sampled: Sequence[int]) -> tuple[int, int, int]:
+    """Returns the numbers of tokens (thinking, text, calls) of a sampled message; they add up to its length.
+
+    The calls begin with the token that completes the marker of the first call, and last to the end of the message.
+    """
+    ids = list(sampled)
+    start = len(ids)
+    if chat.parse(ids).calls:
+        start = bisect_left(range(1, len(ids)), True, key=lambda count: bool(chat.parse(ids[:count]).calls))
+    thinking = min(chat.thinking_length(ids), start)
+    return thinking, start - thinking, len(ids) - start
 
 
 def asks_question(text: str) -> bool:

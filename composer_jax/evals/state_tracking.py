@@ -3,7 +3,6 @@
 After Composer 2 (arXiv 2603.24477, appendix B), which names LoCoDiff; the form of the prompt is ours.
 """
 
-import asyncio
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,6 +22,7 @@ from composer_jax.data.prepare.layout import printable_path, with_line_end
 from composer_jax.data.text_tokenizer import TextTokenizer
 from composer_jax.errors import UserError
 from composer_jax.evals.interval import interval
+from composer_jax.rl.rollout import run_all
 from composer_jax.sampler.policy import Sample, ServingPolicy
 from composer_jax.tasks.patches import format_unified
 
@@ -187,13 +187,7 @@ async def run_tasks(
         return _result(encoded, sample, decode)
 
     async with policy.serving():
-        running = [asyncio.create_task(write(task)) for task in tasks]
-        try:
-            return list(await asyncio.gather(*running))
-        finally:
-            for task in running:
-                task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)  # cancelled ones close their sessions
+        return await run_all(write(task) for task in tasks)
 
 
 def _result(encoded: EncodedTask, sample: Sample, decode: Callable[[Sequence[int]], str]) -> StateResult:

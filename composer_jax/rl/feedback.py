@@ -111,12 +111,8 @@ def feedback_metrics(
 
 
 class HintFinder:
-    """Finds the hinted spans of episodes.
-
-    Attributes:
-      too_long: number of hinted turns that were left out since the finder was made, because with the hint they are
-        longer than every training batch.
-    """
+    """Finds the hinted spans of episodes. too_long: hinted turns that were left out since the finder was made, because
+    with the hint they are longer than every training batch."""
 
     def __init__(self, config: FeedbackConfig, chat: ChatFormat, longest_row: int):
         """longest_row: tokens of the longest row that can be scored. Raises UserError for the import path of a detector

@@ -21,10 +21,8 @@ from composer_jax.tasks.task import Task
 class GroupSource:
     """The groups of an RL run, numbered from 0. All but the family is a function of the number and the run's seed.
 
-    Every task is used by one group only, and a resumed run repeats none.
-
-    Attributes:
-      places: number -> (family, index of the task in it) of the groups that were drawn.
+    Every task is used by one group only, and a resumed run repeats none. places: number -> (family, index of the task
+    in it) of the groups that were drawn.
     """
 
     def __init__(self, config: RLConfig, agent: AgentConfig, seed: int, tasks: TaskSource):

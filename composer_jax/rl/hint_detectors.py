@@ -67,7 +67,7 @@ def unknown_tool(parsed: ParsedEpisode) -> Iterable[Hint]:
     if not parsed.tools:
         return
     for number, turn in enumerate(parsed.turns):
-        unknown = [call.name for call in _well_formed(turn) if call.name not in parsed.tools]
+        unknown = [c.name for c in turn.message.calls if isinstance(c, ToolCall) and c.name not in parsed.tools]
         if unknown:
             names = ", ".join(dict.fromkeys(map(_quote, unknown)))
             yield Hint(number, f"Reminder: there is no tool {names}. Available tools: {', '.join(parsed.tools)}.")
@@ -119,10 +119,6 @@ def _example_value(schema: Mapping[str, Any]) -> Any:
     if kind == "object":
         return {key: _example_value(schema["properties"][key]) for key in schema["required"]}
     return {"string": "...", "integer": schema.get("minimum", 1), "boolean": True}[kind]
-
-
-def _well_formed(turn: Turn) -> list[ToolCall]:
-    return [call for call in turn.message.calls if isinstance(call, ToolCall)]
 
 
 def _quote(text: str) -> str:

@@ -18,7 +18,7 @@ from composer_jax.train.learner import TrainState
 
 
 class LeadingUpdate:
-    """The PolicyUpdate of process 0: every other process takes the step, too (`FollowingUpdate`)."""
+    """The PolicyUpdate of process 0: every other process takes the step, too (`follow_update`)."""
 
     def __init__(self, update: PolicyUpdate, sampler: Sampler):
         """sampler: serves and is paused whenever `step` is called."""
@@ -38,33 +38,28 @@ class LeadingUpdate:
         return self._update.score(state, tokens, routing)
 
 
-class FollowingUpdate:
-    """What every other process does while process 0 runs the orchestrator.
+def follow_update(
+    update: PolicyUpdate,
+    sampler: Sampler,
+    state: TrainState,
+    on_call: Callable[[TrainState, Mapping[str, Any]], None],
+) -> TrainState:
+    """Takes part in everything until process 0, which runs the orchestrator, leaves the serving of its sampler.
 
-    Attributes:
-      state: the weights after the last step.
+    Returns the weights after the last step. on_call: called with the state and the header of every other call of
+    process 0, such as to save.
     """
 
-    def __init__(
-        self,
-        update: PolicyUpdate,
-        sampler: Sampler,
-        state: TrainState,
-        on_call: Callable[[TrainState, Mapping[str, Any]], None],
-    ):
-        """on_call: called with the state and the header of every other call of process 0, such as to save."""
-        self.state, self._update, self._sampler, self._on_call = state, update, sampler, on_call
-
-    def follow(self) -> None:
-        """Takes part in everything until process 0 leaves the serving of its sampler."""
-        self._sampler.follow(lambda _: (self.state.params, self.state.router_bias), self._call)
-
-    def _call(self, header: dict[str, Any], arrays: list[np.ndarray]) -> None:
+    def call(header: dict[str, Any], arrays: list[np.ndarray]) -> None:
+        nonlocal state
         if "learn" in header:
             episodes, step = header["learn"]
             groups = [decode_group(Group, array.data) for array in arrays]
-            self.state, _ = self._update.step(self.state, groups, episodes, step)
+            state, _ = update.step(state, groups, episodes, step)
         elif "score" in header:
-            self._update.score(self.state, header["score"], arrays[0] if arrays else None)
+            update.score(state, header["score"], arrays[0] if arrays else None)
         else:
-            self._on_call(self.state, header)
+            on_call(state, header)
+
+    sampler.follow(lambda _: (state.params, state.router_bias), call)
+    return state

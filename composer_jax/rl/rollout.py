@@ -3,8 +3,9 @@
 import asyncio
 import dataclasses
 import functools
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import Any, TypeVar
 
 from absl import logging
 
@@ -19,6 +20,7 @@ from composer_jax.sandbox import SandboxDied
 from composer_jax.seeds import hash_seed
 from composer_jax.tasks.task import Task
 
+T = TypeVar("T")
 PlayEpisode = Callable[[EpisodeSpec, Policy], Awaitable[Episode]]
 """Plays one episode of a policy, as `play_episode` does in this process and the workers of rl/workers elsewhere."""
 
@@ -45,13 +47,17 @@ async def roll_out(
         return episode
 
     async with policy.serving():
-        running = [asyncio.create_task(play(spec)) for spec in specs]
-        try:
-            return list(await asyncio.gather(*running))
-        finally:
-            for task in running:
-                task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)  # cancelled episodes return their sandboxes
+        return await run_all(play(spec) for spec in specs)
+
+
+async def run_all(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Runs coroutines at once and returns what they return; if one fails, the others are cancelled and end first."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one) for one in work]
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]
 
 
 async def play_episode(spec: EpisodeSpec, policy: Policy, context: EpisodeContext) -> Episode:

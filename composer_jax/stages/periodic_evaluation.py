@@ -20,7 +20,7 @@ from composer_jax.evals.suite import Suite, SuiteResult, run_suite
 from composer_jax.observe.metrics import NoMetrics, read_metrics
 from composer_jax.observe.progress import Progress
 from composer_jax.parallel.processes import broadcast_from_process0, is_first_process
-from composer_jax.rl.rollout import PlayEpisode, play_episode
+from composer_jax.rl.rollout import PlayEpisode, play_episode, run_all
 from composer_jax.sampler.engine import Sampler
 from composer_jax.sampler.policy import Policy, TrainablePolicy
 from composer_jax.stages.evaluate import suites
@@ -101,12 +101,7 @@ class PeriodicEvaluation:
             seconds = {f"seconds_{suite.name}": time.perf_counter() - began}
             self._metrics.write(step, version=version, **_columns(suite.name, result), **seconds)
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                for suite in self._missing(step):
-                    group.create_task(play_suite(suite))
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
+        await run_all(play_suite(suite) for suite in self._missing(step))
 
     def __enter__(self) -> Self:
         return self

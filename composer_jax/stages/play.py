@@ -1,6 +1,5 @@
 """Plays episodes from a notebook: opens the sandboxes and the sessions that they need, and closes them."""
 
-import asyncio
 from collections.abc import Sequence
 
 from composer_jax.agent.episode import Episode, run_episode
@@ -10,6 +9,7 @@ from composer_jax.agent.summary import Compaction
 from composer_jax.data.chat.chat_format import ChatFormat
 from composer_jax.errors import UserError
 from composer_jax.event_loop import EventLoop
+from composer_jax.rl.rollout import run_all
 from composer_jax.sampler.policy import ServingPolicy
 from composer_jax.sandbox import LocalSandboxPool, SandboxLimits
 from composer_jax.stages.model import Model
@@ -85,12 +85,7 @@ async def _play(
 
     try:
         async with policy.serving():
-            try:
-                async with asyncio.TaskGroup() as group:
-                    episodes = [group.create_task(play_one(seed)) for seed in seeds]
-            except BaseExceptionGroup as errors:
-                raise errors.exceptions[0] from None
-            return [episode.result() for episode in episodes]
+            return await run_all(play_one(seed) for seed in seeds)
     finally:
         await pool.close()
         await images.close()

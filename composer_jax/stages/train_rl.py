@@ -23,7 +23,7 @@ from composer_jax.rl.advantage_report import NodeAdvantages, token_advantages
 from composer_jax.rl.group_source import GroupSource
 from composer_jax.rl.learning_step import CompletedStep, Cursor
 from composer_jax.rl.ledger import RolloutLedger
-from composer_jax.rl.multi_host import FollowingUpdate, LeadingUpdate
+from composer_jax.rl.multi_host import LeadingUpdate, follow_update
 from composer_jax.rl.orchestrator import Learning, Orchestrator, Playing, Watchers
 from composer_jax.rl.played_group import PlayedGroup
 from composer_jax.rl.policy_update import PolicyUpdate
@@ -168,11 +168,10 @@ def _follow(
         if header["save"]:
             save_state(store, state, position["task_step"], cursor=position)
 
-    following = FollowingUpdate(update, sampler, state, on_call)
     with ignore_signals(), play_share(run.config.agent.concurrency):
-        following.follow()  # process 0 gets signals, too, and completes its step
+        state = follow_update(update, sampler, state, on_call)  # process 0 gets signals, too, and completes its step
     if broadcast_from_process0(lambda: False):
-        save_state(store, following.state, position["task_step"], cursor=position)
+        save_state(store, state, position["task_step"], cursor=position)
 
 
 def _publisher(run: Run, state: TrainState, cursor: Cursor) -> WeightPublisher | None:

@@ -2,7 +2,7 @@
 
 from composer_jax.frames import encode_frame
 from composer_jax.rl.batch import Group
-from composer_jax.rl.multi_host import FollowingUpdate, LeadingUpdate
+from composer_jax.rl.multi_host import LeadingUpdate, follow_update
 from tests.rl.made_up import conversation, episode
 from tests.test_frames import read
 
@@ -30,7 +30,6 @@ def test_all_processes_learn_from_equal_groups():
     ]
     wire, leads, follows = Wire(), Update(), Update()
     LeadingUpdate(leads, wire).step(0, groups, 5, 7)
-    follower = FollowingUpdate(follows, wire, 0, lambda state, header: None)
-    follower.follow()
+    state = follow_update(follows, wire, 0, lambda state, header: None)
     assert follows.arguments == leads.arguments == (groups, 5, 7)
-    assert follower.state == 1
+    assert state == 1

@@ -13,10 +13,17 @@
 *** End Patch
 """
 
-from composer_jax.tasks.patches import FilePatch, Hunk, PatchError
+from composer_jax.tasks.patches import FilePatch, Hunk, PatchError, parse_unified
 
 _BEGIN, _END, _END_OF_FILE, _MOVE = "*** Begin Patch", "*** End Patch", "*** End of File", "*** Move to: "
 _KINDS = {"*** Update File: ": "update", "*** Add File: ": "add", "*** Delete File: ": "delete"}
+
+
+def parse_patch(text: str) -> list[FilePatch]:
+    """The patches of all files in a text of either format. Raises PatchError with one sentence for an invalid one."""
+    if text.lstrip().startswith(_BEGIN):
+        return parse_envelope(text)
+    return parse_unified(text)
 
 
 def parse_envelope(text: str) -> list[FilePatch]:

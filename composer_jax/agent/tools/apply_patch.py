@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from composer_jax.agent.patches import apply_hunks, parse_patch
+from composer_jax.agent.patches.apply import apply_hunks
+from composer_jax.agent.patches.envelope import parse_patch
 from composer_jax.agent.tools.browse import read_bytes
 from composer_jax.agent.tools.edit_file import has_crlf
 from composer_jax.agent.tools.paths import refuse_links, resolve_path

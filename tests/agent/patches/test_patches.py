@@ -7,7 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from composer_jax.agent.patches import apply_hunks, parse_patch
+from composer_jax.agent.patches.apply import apply_hunks
+from composer_jax.agent.patches.envelope import parse_patch
 from composer_jax.tasks.patches import FilePatch, Hunk, PatchError
 from tests.many import many
 
