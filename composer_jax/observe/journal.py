@@ -4,14 +4,14 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from composer_jax.atomic_write import write_atomically
 from composer_jax.errors import UserError
 
 
 class Journal:
-    """A file of JSON objects, one per line; a context manager.
+    """A file of JSON objects, one per line.
 
     Opening an existing file drops an incomplete last line, which a kill in the middle of a write leaves. Raises
     UserError if the file cannot be written, or a line before the last one is not a JSON object.
@@ -44,12 +44,6 @@ class Journal:
 
     def close(self) -> None:
         self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def _check(self) -> None:
         if self._before_write is not None:

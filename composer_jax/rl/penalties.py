@@ -38,27 +38,10 @@ def import_behaviors(own: Mapping[str, str]) -> dict[str, Behavior]:
     return {name: import_object(path, f"config.rl.reward.behaviors.{name}") for name, path in own.items()}
 
 
-def _malformed_calls(episode: Episode) -> float:
-    return _ratio(episode.usage.malformed_calls, episode.usage.total_calls)
-
-
-def _shell_duplicates(episode: Episode) -> float:
-    return _ratio(episode.usage.shell_duplicates, episode.usage.calls.get(SHELL, 0))
-
-
-def _unfinished_todos(episode: Episode) -> float:
-    return _ratio(episode.usage.unfinished_todos, episode.usage.todos)
-
-
 def _comment_reasoning(episode: Episode) -> float:
     """0 up to the limit, from there linear to 1 for edits of comments alone."""
     ratio = _ratio(episode.usage.comment_lines, episode.usage.added_lines)
     return max(0.0, ratio - COMMENT_LIMIT) / (1 - COMMENT_LIMIT)
-
-
-def _question_instead_of_edit(episode: Episode) -> float:
-    """Every task of ours needs an edit: graders look at files."""
-    return float(episode.usage.asked_question and not episode.usage.changed_files)
 
 
 def _ratio(part: int, whole: int) -> float:
@@ -66,15 +49,16 @@ def _ratio(part: int, whole: int) -> float:
 
 
 BEHAVIORS: Mapping[str, Behavior] = {
-    "malformed_calls": _malformed_calls,
-    "shell_duplicates": _shell_duplicates,
-    "unfinished_todos": _unfinished_todos,
+    "malformed_calls": lambda e: _ratio(e.usage.malformed_calls, e.usage.total_calls),
+    "shell_duplicates": lambda e: _ratio(e.usage.shell_duplicates, e.usage.calls.get(SHELL, 0)),
+    "unfinished_todos": lambda e: _ratio(e.usage.unfinished_todos, e.usage.todos),
     "comment_reasoning": _comment_reasoning,
-    "question_instead_of_edit": _question_instead_of_edit,
+    "question_instead_of_edit": lambda e: float(e.usage.asked_question and not e.usage.changed_files),
 }
 """Behaviour -> its measure.
 
 malformed_calls: fraction of the calls that no tool could execute. shell_duplicates: of the shell calls that only do
 what another tool of the task does. unfinished_todos: of the items of the plan. comment_reasoning: of the added lines
-that are comments, beyond COMMENT_LIMIT. question_instead_of_edit: 1 for a question at the end and no changed file.
+that are comments, beyond COMMENT_LIMIT. question_instead_of_edit: 1 for a question at the end and no changed file,
+because every task of ours needs an edit: graders look at files.
 """

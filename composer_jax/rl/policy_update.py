@@ -209,21 +209,15 @@ class PolicyUpdate:
             return float(sum(np.count_nonzero(getattr(row, loss_term)) for row in rows))
 
         kinds = self.config.algorithm.normalisers
+        hinted = float(sum(len(span.tokens) for row in rows for span in row.hints))
+        feedback = constant if kinds.feedback == "constant" else max(1.0, hinted)
         by_kind = {"constant": lambda _: constant, "tokens": lambda loss_term: max(count(loss_term), 1.0)}
         return LossTermNormalisers(
             policy=by_kind[kinds.policy]("weights"),
             cross_entropy=by_kind[kinds.cross_entropy]("ce_weights"),
             kl=by_kind[kinds.kl]("kl_weights"),
-            feedback=self._feedback_normaliser(rows, constant),
+            feedback=None if self._find_hints is None else feedback,
         )
-
-    def _feedback_normaliser(self, rows: Sequence[WeightedRow], constant: float) -> float | None:
-        """Returns what the KL to the teacher is divided by; None where there is no feedback."""
-        if self._find_hints is None:
-            return None
-        if self.config.algorithm.normalisers.feedback == "constant":
-            return constant
-        return max(1.0, float(sum(len(span.tokens) for row in rows for span in row.hints)))
 
 
 def weighted_rows(

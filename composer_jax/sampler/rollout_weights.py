@@ -56,7 +56,8 @@ class RolloutWeights:
           copy: False shares the arrays that have the sampler's layout, if all have its dtypes.
         """
         weights = (params, router_bias)
-        if copy or not all(jax.tree.leaves(_map_weights(_has_dtype, self._shapes, weights))):
+        has_dtype = lambda to, weight: not isinstance(to, QuantizedArray) and weight.dtype == to.dtype  # noqa: E731
+        if copy or not all(jax.tree.leaves(_map_weights(has_dtype, self._shapes, weights))):
             weights = self._convert(weights)
         return jax.device_put(weights, self._shardings)
 
@@ -64,10 +65,6 @@ class RolloutWeights:
 def _map_weights(function, shapes, weights):
     """Maps function(abstract weight, weight) over two trees; an abstract QuantizedArray is one weight."""
     return jax.tree.map(function, shapes, weights, is_leaf=lambda node: isinstance(node, QuantizedArray))
-
-
-def _has_dtype(to: jax.ShapeDtypeStruct | QuantizedArray, weight: jax.Array) -> bool:
-    return not isinstance(to, QuantizedArray) and weight.dtype == to.dtype
 
 
 def convert_weight(to: jax.ShapeDtypeStruct | QuantizedArray, weight: jax.Array) -> jax.Array | QuantizedArray:

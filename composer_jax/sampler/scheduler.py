@@ -271,7 +271,8 @@ class Scheduler:
             self._skip_pages(s)
             needed = self._n_needed(s) - len(s.pages)
             while s.shard >= 0 and not self._make_room(s.shard, needed):
-                self._preempt(self._victim(s.shard))
+                rivals = (other for other in self.running if other.shard == s.shard)
+                self._preempt(max(rivals, key=lambda s: (-s.priority, s.arrival)))  # the last of the least important
             if s.shard >= 0 and needed > 0:
                 s.pages += self.pools[s.shard].take(needed)
 
@@ -285,10 +286,6 @@ class Scheduler:
         """Length of `pages` while a context of n_tokens is prefilled; any chunk after `computed` tokens fits."""
         n_skipped = self.limits.n_skipped(computed)
         return min(self.limits.pages_for(n_tokens), n_skipped + self.limits.most_pages(n_tokens))
-
-    def _victim(self, shard: int) -> SequenceState:
-        """The least important running sequence of a shard, of those the last that came."""
-        return max((s for s in self.running if s.shard == shard), key=lambda s: (-s.priority, s.arrival))
 
     def _preempt(self, sequence: SequenceState) -> None:
         """Returns a running sequence to the queue. It keeps what it sampled, and what it computed stays cached."""

@@ -31,19 +31,10 @@ async def submit(service: Service, body: CompletionBody, client: Client) -> list
 async def complete(service: Service, body: CompletionBody, choices: Sequence[Choice]) -> dict[str, Any]:
     """Returns the answer to a request that is not streamed."""
     samples = await service.finish(choices)
-    rows = []
-    for choice, sample in zip(choices, samples, strict=True):
-        text = _new_stream(service, body)
-        row: dict[str, Any] = {
-            "index": choice.index,
-            "text": _echo(service, body, choice) + text.add(sample.tokens) + text.finish(),
-            "finish_reason": finish_reason(sample.finish_reason),
-            "logprobs": _logprobs(service, body, choice, sample, is_first=True),
-            **details(service, body, choice, sample),
-        }
-        if body.return_token_ids:
-            row |= {"prompt_token_ids": choice.prompt, "token_ids": sample.tokens, "weight_versions": sample.versions}
-        rows.append(row)
+    rows = [
+        _row(service, body, choice, sample, _new_stream(service, body), is_first=True)
+        for choice, sample in zip(choices, samples, strict=True)
+    ]
     return {**_head(service), "choices": rows, "usage": usage(choices, samples)}
 
 
@@ -53,26 +44,32 @@ async def stream(service: Service, body: CompletionBody, choices: Sequence[Choic
     texts = {choice.index: _new_stream(service, body) for choice in choices}
     begun: set[int] = set()
     async for choice, chunk in service.stream(choices):
-        text, is_first = texts[choice.index].add(chunk.tokens), choice.index not in begun
+        row = _row(service, body, choice, chunk, texts[choice.index], is_first=choice.index not in begun)
         begun.add(choice.index)
-        if chunk.finish_reason is not None:
-            text += texts[choice.index].finish()
-        row: dict[str, Any] = {
-            "index": choice.index,
-            "text": (_echo(service, body, choice) if is_first else "") + text,
-            "finish_reason": chunk.finish_reason and finish_reason(chunk.finish_reason),
-            "logprobs": _logprobs(service, body, choice, chunk, is_first),
-        }
-        if chunk.finish_reason is not None:
-            row |= details(service, body, choice, choice.handle.future.result())
-        if body.return_token_ids:
-            row |= {"token_ids": chunk.tokens, "weight_versions": chunk.versions}
-            row |= {"prompt_token_ids": choice.prompt} if is_first else {}
         yield event_text({**head, "choices": [row]})
     if body.stream_options is not None and body.stream_options.include_usage:
         samples = [choice.handle.future.result() for choice in choices]
         yield event_text({**head, "choices": [], "usage": usage(choices, samples)})
     yield "data: [DONE]\n\n"
+
+
+def _row(
+    service: Service, body: CompletionBody, choice: Choice, part: Sample | SampleChunk, text: TextStream, is_first: bool
+) -> dict[str, Any]:
+    """What an answer, or a part of one that is streamed, says of its choice."""
+    piece = text.add(part.tokens) + ("" if part.finish_reason is None else text.finish())
+    row: dict[str, Any] = {
+        "index": choice.index,
+        "text": (service.text.decode(choice.prompt) if body.echo and is_first else "") + piece,
+        "finish_reason": part.finish_reason and finish_reason(part.finish_reason),
+        "logprobs": _logprobs(service, body, choice, part, is_first),
+    }
+    if part.finish_reason is not None:
+        row |= details(service, body, choice, choice.handle.future.result())
+    if body.return_token_ids:
+        row |= {"prompt_token_ids": choice.prompt} if is_first else {}
+        row |= {"token_ids": part.tokens, "weight_versions": part.versions}
+    return row
 
 
 def _head(service: Service) -> dict[str, Any]:
@@ -88,10 +85,6 @@ async def _encode(service: Service, prompt: str | list[int]) -> list[int]:
 
 def _new_stream(service: Service, body: CompletionBody) -> TextStream:
     return TextStream(service.text.decode, body.stop_texts)
-
-
-def _echo(service: Service, body: CompletionBody, choice: Choice) -> str:
-    return service.text.decode(choice.prompt) if body.echo else ""
 
 
 def _logprobs(

@@ -44,8 +44,12 @@ async def execute_calls(calls: Sequence[Call], tools: Mapping[str, Tool], worksp
 
     Calls take effect in their order; consecutive read-only calls run at the same time.
     """
+
+    def is_read_only(call: Call) -> bool:
+        return isinstance(call, MalformedToolCall) or call.name not in tools or tools[call.name].read_only
+
     answers: list[str] = []
-    for read_only, group in itertools.groupby(calls, lambda call: _is_read_only(call, tools)):
+    for read_only, group in itertools.groupby(calls, is_read_only):
         if not read_only:
             answers += [await execute_call(call, tools, workspace) for call in group]
             continue
@@ -65,10 +69,6 @@ def error_text(observation: str) -> str | None:
     The output of a tool that itself begins with ERROR, such as a file that does, cannot be told from an error.
     """
     return observation.removeprefix(ERROR) if observation.startswith(ERROR) else None
-
-
-def _is_read_only(call: Call, tools: Mapping[str, Tool]) -> bool:
-    return isinstance(call, MalformedToolCall) or call.name not in tools or tools[call.name].read_only
 
 
 def replace_surrogates(text: str) -> str:
