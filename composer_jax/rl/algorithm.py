@@ -33,6 +33,7 @@ class Algorithm(Protocol):
 
         step: RL steps before this one.
         """
+        ...
 
 
 STD_EPSILON = 1e-6

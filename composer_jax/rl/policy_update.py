@@ -69,9 +69,11 @@ class GroupLearner(Protocol):
         self, state: TrainState, groups: Sequence[Group], episodes: int, step: int
     ) -> tuple[TrainState, UpdateResult]:
         """See PolicyUpdate.step."""
+        ...
 
     def score(self, state: TrainState, tokens: Sequence[int], routing: np.ndarray | None) -> np.ndarray:
         """See PolicyUpdate.score."""
+        ...
 
 
 class PolicyUpdate:

@@ -83,9 +83,11 @@ class Session(Protocol):
         branch: number of the context's branch in its episode. A draw is a function of the session's seed, the branch
         and the token's position, so that branches draw differently.
         """
+        ...
 
     def close(self) -> None:
         """Releases the session's resources. A closed session refuses further calls."""
+        ...
 
 
 class Policy(Protocol):
@@ -96,6 +98,7 @@ class Policy(Protocol):
 
         seed: uint32; fixes all random choices of the session.
         """
+        ...
 
 
 class ServingPolicy(Policy, Protocol):
@@ -103,6 +106,7 @@ class ServingPolicy(Policy, Protocol):
 
     def serving(self) -> AbstractAsyncContextManager[object]:
         """A context manager; sessions can be opened and used inside it."""
+        ...
 
 
 class TrainablePolicy(ServingPolicy, Protocol):
@@ -111,15 +115,18 @@ class TrainablePolicy(ServingPolicy, Protocol):
     @property
     def busy_seconds(self) -> float:
         """Seconds spent computing since the policy was made; 0 where that is unknown."""
+        ...
 
     async def open(self, seed: int, *, ahead: bool = False) -> Session:
         """See Policy.open.
 
         ahead: whether the session opens before all others that wait for a slot.
         """
+        ...
 
     def reset_prefix_cache(self) -> None:
         """Forgets all that is cached, so that later tokens are computed as if nothing had been sampled before."""
+        ...
 
     async def update_serving(
         self,
@@ -134,12 +141,15 @@ class TrainablePolicy(ServingPolicy, Protocol):
 
         checksums: WeightChecksums of that version, which the installed weights must have (Sampler.update_serving).
         """
+        ...
 
     async def pause(self, *, will_resume: bool) -> None:
         """Stops computing until `resume`; returns when the devices are idle.
 
         will_resume: True if the caller resumes as soon as it has used the devices, so no stall is logged.
         """
+        ...
 
     def resume(self) -> None:
         """Goes on after `pause`."""
+        ...

@@ -50,9 +50,11 @@ class ConversationSource(Protocol):
 
     def traces(self) -> Sequence[Trace]:
         """Returns (token ids, trained mask) of every conversation; the same ones for the same context and options."""
+        ...
 
     def report(self) -> Mapping[str, Any]:
         """Returns JSON values for the stage's results, after `traces`."""
+        ...
 
 
 @runtime_checkable
@@ -62,9 +64,11 @@ class EpisodeSource(Protocol):
     @property
     def system_prompt(self) -> str:
         """The system message of all episodes; "" for none."""
+        ...
 
     def play(self) -> list[tuple[Task, Episode]]:
         """Plays the episodes and returns them with their tasks, in the order of `traces`."""
+        ...
 
 
 class ConversationFiles:
