@@ -8,17 +8,15 @@ from composer_jax.agent.summary import Compaction
 from composer_jax.errors import UserError
 
 
-def _default_compactions() -> dict[str, Compaction]:
-    return {"none": Compaction(None), "summary": Compaction(24_576)}
-
-
 @dataclass(frozen=True)
 class AgentConfig:
     """How agents play episodes, in RL, evaluation and expert traces alike."""
 
     limits: EpisodeLimits = field(default_factory=EpisodeLimits)
     """What one episode may use."""
-    compactions: Mapping[str, Compaction] = field(default_factory=_default_compactions)
+    compactions: Mapping[str, Compaction] = field(
+        default_factory=lambda: {"none": Compaction(None), "summary": Compaction(24_576)}
+    )
     """Named ways of compaction, which rl.compaction and the suites of evaluate.suites choose from."""
     system_prompt: str = ""
     """Text of the system message of every episode (agent/prompts/system.py has one); empty writes none."""

@@ -6,6 +6,7 @@ section 4.1, draws more of what takes many turns and much thinking in later stag
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -140,7 +141,8 @@ def family_weights(
         for rung, fields in step.items():
             family, result = first_of.get(rung, rung), FamilyResult(**fields)
             totals[family] = totals[family] + result if family in totals else result
-    means = {name: _mean_of_means(totals, name) for name in ("turns", "thinking")}
+    per_group = {name: [getattr(t, name) / t.groups for t in totals.values()] for name in ("turns", "thinking")}
+    means = {name: statistics.fmean(values) if values else 0.0 for name, values in per_group.items()}
     weights = {}
     for family, count in groups.items():
         if not count:
@@ -153,8 +155,3 @@ def family_weights(
                     relative = getattr(total, name) / total.groups / means[name]
                     weights[family] *= max(relative, config.floor) ** exponent
     return weights
-
-
-def _mean_of_means(totals: Mapping[str, FamilyResult], name: str) -> float:
-    means = [getattr(total, name) / total.groups for total in totals.values()]
-    return math.fsum(means) / len(means) if means else 0.0

@@ -84,9 +84,9 @@ class Speculation:
         """
         lengths = [len(new.tokens) for new in sampled]
         if not self._waits and is_verified:
-            self._speeds[self._rows].note_verify(seconds, sum(lengths) / len(lengths))
+            self._speeds[self._rows].verify.append(seconds / (sum(lengths) / len(lengths)))
         elif not self._waits:
-            self._speeds[self._rows].note_decode(seconds, max(lengths))
+            self._speeds[self._rows].decode.append(seconds / max(lengths))
         self._waits = False
         for new in sampled:
             for place, (drafted, accepted) in enumerate(zip(new.drafted, new.accepted, strict=True)):
@@ -101,22 +101,16 @@ class _Speeds:
     """
 
     def __init__(self) -> None:
-        self._decode: deque[float] = deque(maxlen=KEPT)
-        self._verify: deque[float] = deque(maxlen=KEPT)
+        self.decode: deque[float] = deque(maxlen=KEPT)
+        self.verify: deque[float] = deque(maxlen=KEPT)
         self._calls = 0
 
     def should_verify(self) -> bool:
         """Whether drafts paid lately. Every RETRY-th call does the other thing, which may have become faster."""
         self._calls += 1
-        if len(self._decode) < FEWEST:
+        if len(self.decode) < FEWEST:
             return False
-        if len(self._verify) < FEWEST:
+        if len(self.verify) < FEWEST:
             return True
-        pays = statistics.median(self._verify) <= statistics.median(self._decode)
+        pays = statistics.median(self.verify) <= statistics.median(self.decode)
         return pays != (self._calls % RETRY == 0)
-
-    def note_decode(self, seconds: float, steps: int) -> None:
-        self._decode.append(seconds / steps)
-
-    def note_verify(self, seconds: float, tokens_per_row: float) -> None:
-        self._verify.append(seconds / tokens_per_row)

@@ -398,7 +398,7 @@ class Sampler:
             if self._update is not None:
                 self._update.resolve(reason)
             self._update = None
-            self._requests.fail_all(reason)
+            self._requests.end_all(reason)
 
     def _activity(self) -> Activity:
         update = None if self._update is None else (self._update.version, self._update.mode)
@@ -409,7 +409,7 @@ class Sampler:
     def _is_pausing(self) -> bool:
         """Whether no device call may be made now. Ends all requests where the pause aborts them."""
         if self._pause_mode == "abort":
-            self._requests.cancel_all()
+            self._requests.end_all()
             self._pause_mode = "keep"  # requests that come during the pause wait for its end
         return self._pause_mode is not None and not (self._pause_mode == "wait" and self._scheduler.running)
 

@@ -42,17 +42,14 @@ class RequestTable:
             self._scheduler.drop(lease)
         self._closed_leases.clear()
 
-    def cancel_all(self) -> None:
-        """Ends every request with what it has sampled and the finish reason "cancelled"."""
+    def end_all(self, reason: Exception | None = None) -> None:
+        """Ends every request with an exception, or with what it has sampled and the finish reason "cancelled"."""
         for handle in self._handles.values():
-            if not handle.future.done():
+            if handle.future.done():
+                continue
+            if reason is None:
                 handle.finish("cancelled")
-        self.free_done()
-
-    def fail_all(self, reason: Exception) -> None:
-        """Ends every request with an exception."""
-        for handle in self._handles.values():
-            if not handle.future.done():
+            else:
                 handle.future.set_exception(reason)
         self.free_done()
 

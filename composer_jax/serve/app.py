@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from prometheus_client import generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -125,7 +126,7 @@ async def _health(service: Service, request: Request, client: Client) -> Respons
 
 
 async def _metrics(service: Service, request: Request, client: Client) -> Response:
-    return Response(service.metrics.exposition(), media_type="text/plain; version=0.0.4")
+    return Response(generate_latest(service.metrics.registry), media_type="text/plain; version=0.0.4")
 
 
 async def _stats(service: Service, request: Request, client: Client) -> Response:

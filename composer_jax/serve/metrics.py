@@ -4,7 +4,7 @@ import time
 from collections import deque
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from composer_jax.sampler.engine import Sampler
 from composer_jax.sampler.policy import Sample
@@ -24,7 +24,7 @@ class ServerMetrics:
             "composer_http_requests", "Answers by path and status.", ("path", "status"), registry=self.registry
         )
         self._finished = counter("composer_requests_finished", "Requests that the engine answered.")
-        self._failed = counter("composer_requests_failed", "Requests that were cancelled or failed.")
+        self.failed = counter("composer_requests_failed", "Requests that were cancelled or failed.")
         self._prompt = counter("composer_prompt_tokens", "Tokens of prompts.")
         self._cached = counter("composer_cached_prompt_tokens", "Tokens of prompts that were in the cache.")
         self._sampled = counter("composer_sampled_tokens", "Tokens that were sampled.")
@@ -49,14 +49,6 @@ class ServerMetrics:
         self._cached.inc(sample.cached)
         self._sampled.inc(len(sample.tokens))
         self._seconds.observe(seconds)
-
-    def note_failure(self) -> None:
-        """Counts a request that was cancelled or failed."""
-        self._failed.inc()
-
-    def exposition(self) -> bytes:
-        """Returns all metrics in the text form of Prometheus."""
-        return generate_latest(self.registry)
 
     def summary(self) -> dict[str, Any]:
         """Returns what the page shows."""

@@ -215,7 +215,7 @@ class Service:
             self._active += Counter()  # forgets keys without requests
             self._handles.discard(choice.handle)
             if future.cancelled() or future.exception() is not None:
-                self.metrics.note_failure()
+                self.metrics.failed.inc()
                 return
             sample = future.result()
             self.metrics.note(len(choice.prompt), sample, time.perf_counter() - started)

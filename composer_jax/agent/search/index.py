@@ -25,7 +25,8 @@ class Hit:
 
 
 class SearchIndex:
-    """Chunks and their words. numbers: path -> the numbers of the file's chunks."""
+    """Chunks and their words. numbers: path -> the numbers of the file's chunks. postings: word -> (numbers
+    of the chunks with it, its count in each)."""
 
     def __init__(self, chunks: Iterable[CodeChunk]):
         self.chunks = list(chunks)
@@ -41,7 +42,7 @@ class SearchIndex:
                 numbers.append(number)
                 counts.append(count)
         self.lengths = np.array(lengths, np.float64)
-        self._postings = {
+        self.postings = {
             word: (np.array(numbers, np.int32), np.array(counts, np.int32))
             for word, (numbers, counts) in postings.items()
         }
@@ -51,10 +52,6 @@ class SearchIndex:
         """The index of files by their sizes in bytes; files over MAX_BYTES are not read."""
         paths = sorted(path for path, size in sizes.items() if size <= MAX_BYTES)
         return cls(chunk for path in paths for chunk in split_chunks(path, read(path)))
-
-    def posting(self, word: str) -> tuple[np.ndarray, np.ndarray]:
-        """(numbers of the chunks with a word, its count in each)."""
-        return self._postings.get(word, _NOWHERE)
 
 
 _NOWHERE = (np.zeros(0, np.int32), np.zeros(0, np.int32))
@@ -94,7 +91,7 @@ def _bm25(query: list[str], parts: Sequence[SearchIndex], masks: Sequence[np.nda
         return scores
     mean = sum(float(part.lengths[mask].sum()) for part, mask in zip(parts, masks, strict=True)) / total
     for word, repeats in Counter(query).items():
-        postings = [part.posting(word) for part in parts]
+        postings = [part.postings.get(word, _NOWHERE) for part in parts]
         having = sum(int(mask[numbers].sum()) for mask, (numbers, _) in zip(masks, postings, strict=True))
         rarity = np.log(1 + (total - having + 0.5) / (having + 0.5))
         for part, score, (numbers, counts) in zip(parts, scores, postings, strict=True):
