@@ -11,8 +11,7 @@ from composer_jax.agent.episode_spec import EpisodeSpec
 from composer_jax.agent.summary import Compaction
 from composer_jax.errors import UserError
 from composer_jax.rl.config import RLConfig
-from composer_jax.rl.curriculum import FamilyResults, family_weights
-from composer_jax.rl.ladders import draw_rung
+from composer_jax.rl.curriculum import FamilyResults, draw_rung, family_weights
 from composer_jax.seeds import hash_seed
 from composer_jax.tasks.source import TaskSource
 from composer_jax.tasks.task import Task
@@ -41,7 +40,7 @@ class GroupSource:
         """Draws the task of a group, once; groups are drawn in the order of their numbers.
 
         Without rl.curriculum every step has exactly the groups of rl.groups, by family. A family with a ladder
-        (rl/ladders.py) draws from one of its rungs. Raises UserError if a curriculum has used up all tasks.
+        draws from one of its rungs. Raises UserError if a curriculum has used up all tasks.
 
         Args:
           results: of every step so far (rl/curriculum.py: family_results).

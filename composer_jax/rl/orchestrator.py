@@ -16,11 +16,10 @@ from composer_jax.agent.episode import Episode
 from composer_jax.agent.episode_context import EpisodeContext
 from composer_jax.errors import UserError
 from composer_jax.rl.config import RLConfig
-from composer_jax.rl.curriculum import FamilyResults
+from composer_jax.rl.curriculum import FamilyResults, rung_metrics
 from composer_jax.rl.group_buffer import GroupBuffer
 from composer_jax.rl.group_player import GroupPlayer
 from composer_jax.rl.group_source import GroupSource
-from composer_jax.rl.ladders import rung_metrics
 from composer_jax.rl.learning_step import CompletedStep, Cursor, complete_step, learner_arguments
 from composer_jax.rl.ledger import BatchRecord, RolloutLedger
 from composer_jax.rl.played_group import PlayedGroup

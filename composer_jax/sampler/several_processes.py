@@ -17,8 +17,7 @@ from composer_jax.errors import OtherProcessError, UserError
 from composer_jax.models.model_def import Params
 from composer_jax.parallel.command_channel import CommandReceiver, CommandSender, failure_sentence
 from composer_jax.parallel.failure import wait_for_failure
-from composer_jax.sampler.process_shards import shards_here
-from composer_jax.sampler.runner import Runner
+from composer_jax.sampler.runner import Runner, shards_here
 from composer_jax.sampler.weight_checksums import WeightChecksum, WeightChecksums
 
 WeightsOfVersion = Callable[[int], tuple[Params, Params]]
