@@ -195,16 +195,11 @@ class _Run:
     """Grows while it is played; its outcome, reward, parts and detail are known at the end."""
     calls: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
 
-    @property
-    def max_turns(self) -> int:
-        """Most messages of the agent: what its task gives it, and no more than the limit of all episodes."""
-        limit = self.context.settings.limits.max_turns
-        return min(limit, self.spec.task.max_turns or limit)
-
     async def play(self, workspace: Workspace) -> Outcome:
         task, compaction, chat = self.spec.task, self.spec.compaction, self.context.chat
         available = tools.select_tools(task.tools)
         settings = self.context.settings
+        max_turns = min(settings.limits.max_turns, task.max_turns or settings.limits.max_turns)
         text = settings.effort.system_prompt(self.spec.effort, settings.system_prompt)
         system = [Message("system", text)] if text else []
         messages = [*system, Message("user", task.instruction)]
@@ -226,7 +221,7 @@ class _Run:
             if done is not None:
                 return "finished"
 
-            if self.episode.turns == self.max_turns:
+            if self.episode.turns == max_turns:
                 return "out_of_turns"
             length = self.episode.transcript.length + len(chat.generation_prompt)
             if compaction.is_due(length, len(prompt.tokens)):

@@ -64,11 +64,6 @@ class FeedbackConfig:
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise UserError(f"rl.feedback.detectors has {twice!r} twice; metrics need one name for each.")
 
-    @property
-    def detector_names(self) -> tuple[str, ...]:
-        """The names of the detectors in metrics."""
-        return tuple(map(detector_name, self.detectors))
-
 
 def detector_name(detector: str) -> str:
     """Returns the name of a detector in metrics: that of the table, or the attribute of an import path."""
@@ -93,7 +88,7 @@ def feedback_metrics(
     Raises:
       UserError: the loss has no such term.
     """
-    spans = [span for row in rows for span in row.hints]
+    spans, names = [span for row in rows for span in row.hints], map(detector_name, config.detectors)
     if learned is not None and "feedback_kl" not in learned:
         raise UserError(
             f"rl.feedback.weight={config.weight} needs a loss with a term for it, which the one of rl.loss.name lacks; "
@@ -106,7 +101,7 @@ def feedback_metrics(
         "feedback_loss": sums["feedback_weighted"] / normaliser if tokens else None,
         "feedback_tokens": tokens,
         "feedback_turns": len(spans),
-        **{f"feedback_turns_{name}": sum(name in span.detectors for span in spans) for name in config.detector_names},
+        **{f"feedback_turns_{name}": sum(name in span.detectors for span in spans) for name in names},
     }
 
 

@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 import functools
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 from absl import logging
@@ -18,7 +18,6 @@ from composer_jax.errors import UserError
 from composer_jax.sampler.policy import Policy, Sample, ServingPolicy, Session
 from composer_jax.sandbox import SandboxDied
 from composer_jax.seeds import hash_seed
-from composer_jax.tasks.task import Task
 
 T = TypeVar("T")
 PlayEpisode = Callable[[EpisodeSpec, Policy], Awaitable[Episode]]
@@ -73,7 +72,9 @@ async def play_episode(spec: EpisodeSpec, policy: Policy, context: EpisodeContex
         seed = spec.seed if number == 0 else hash_seed("retry", spec.seed, number)
         attempt = dataclasses.replace(spec, seed=seed)
         try:
-            async with _image_workspace(spec.task, context):
+            task, images = spec.task, context.images
+            # The workspace first, so that no session waits while the container of a task with an image starts.
+            async with nullcontext() if task.image is None or images is None else images.workspace(task):
                 session = _WatchedSession(await policy.open(seed))
                 try:
                     episode = await _play_attempt(attempt, session, context)
@@ -85,13 +86,6 @@ async def play_episode(spec: EpisodeSpec, policy: Policy, context: EpisodeContex
             break
     assert episode is not None, "there is at least one attempt"
     return episode
-
-
-def _image_workspace(task: Task, context: EpisodeContext) -> AbstractAsyncContextManager[object]:
-    """Returns what creates the workspace of a task with an image, so that no session waits while a container starts."""
-    if task.image is None or context.images is None:
-        return nullcontext()
-    return context.images.workspace(task)
 
 
 async def _play_attempt(spec: EpisodeSpec, session: "_WatchedSession", context: EpisodeContext) -> Episode:

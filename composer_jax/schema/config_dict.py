@@ -58,18 +58,6 @@ def from_mapping(cls: type[T], values: Mapping[str, Any], path: str) -> T:
     Args:
       path: the name of the section in error messages ("config").
     """
-    return _build(cls, values, path)
-
-
-def field_paths(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yields the dotted path of every section and field."""
-    for name, value in values.items():
-        yield prefix + name
-        if hasattr(value, "items"):
-            yield from field_paths(value, f"{prefix}{name}.")
-
-
-def _build(cls: type[T], values: Mapping[str, Any], path: str) -> T:
     if not hasattr(values, "items"):
         raise UserError(f"{path} must be a section of fields, not {values!r}.")
     hints = typing.get_type_hints(cls)
@@ -83,6 +71,14 @@ def _build(cls: type[T], values: Mapping[str, Any], path: str) -> T:
     return cls(**{name: _convert(hints[name], value, f"{path}.{name}") for name, value in values.items()})
 
 
+def field_paths(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yields the dotted path of every section and field."""
+    for name, value in values.items():
+        yield prefix + name
+        if hasattr(value, "items"):
+            yield from field_paths(value, f"{prefix}{name}.")
+
+
 def _has_default(field: dataclasses.Field) -> bool:
     return field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
 
@@ -92,7 +88,7 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
     if isinstance(hint, types.UnionType):
         hint = _member_for(hint, value)
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        return _build(hint, value, path)
+        return from_mapping(hint, value, path)
     origin = typing.get_origin(hint)
     if origin is tuple:
         return _convert_tuple(hint, value, path)

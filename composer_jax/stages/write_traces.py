@@ -77,7 +77,8 @@ def write_recorded_traces(run: Run, names: Sequence[str], out: str, min_reward: 
             path = run.path / "episodes" / f"{name}.jsonl"
             records = read_episodes(path)
             if not records:
-                raise UserError(f"{path} holds no recorded episodes; name some of {_recorded(run.path)}.")
+                there = ", ".join(sorted(file.stem for file in path.parent.glob("*.jsonl"))) or "none"
+                raise UserError(f"{path} holds no recorded episodes; name some of {there}.")
             if not all(record.tools for record in records):
                 raise UserError(f"{path} was recorded by an older version, without the tools of tasks; record it anew.")
             for record in records:
@@ -167,7 +168,3 @@ def _write(out: str, episodes: Iterable[tuple[float | None, RenderRows]], min_re
     except Exception as error:  # remote file systems raise exceptions of their own types
         raise UserError(f"{out} cannot be written ({error}); choose another place.") from error
     return written
-
-
-def _recorded(path: Path) -> str:
-    return ", ".join(sorted(file.stem for file in (path / "episodes").glob("*.jsonl"))) or "none"
