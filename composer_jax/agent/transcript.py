@@ -206,29 +206,26 @@ class Transcript:
         A sampled node that several branches share is trained in the first of them. A row is at most as long as the
         sampler's context, because an observation at the end of a branch is cut.
         """
-        rows = []
-        done: set[int] = set()
+        rows: list[TranscriptRow] = []
+        spans = self.trained_spans()
         for path in self.branches():
-            masks = []
-            for node in path:
-                mask = np.zeros(len(node.tokens), bool)
-                if node.trained and node.id not in done:
-                    mask[len(node.harness_tokens) :] = True
-                    done.add(node.id)
-                masks.append(mask)
-            trained = np.concatenate(masks)
-            if trained.any():
-                logprobs, versions = _expand_to_tokens(path)
-                end = int(np.flatnonzero(trained)[-1]) + 1
-                rows.append(
-                    TranscriptRow(
-                        tokens=np.concatenate([node.tokens for node in path])[:end],
-                        trained=trained[:end],
-                        logprobs=np.where(trained, logprobs, np.float32(0))[:end],
-                        versions=np.where(trained, versions, np.int32(-1))[:end],
-                        routes=self._path_routes(path, end),
-                    )
+            own = [spans[node.id] for node in path if node.id in spans and spans[node.id].row == len(rows)]
+            if not own:
+                continue
+            end = own[-1].stop
+            trained = np.zeros(end, bool)
+            for span in own:
+                trained[span.start : span.stop] = True
+            logprobs, versions = _expand_to_tokens(path)
+            rows.append(
+                TranscriptRow(
+                    tokens=np.concatenate([node.tokens for node in path])[:end],
+                    trained=trained,
+                    logprobs=np.where(trained, logprobs[:end], np.float32(0)),
+                    versions=np.where(trained, versions[:end], np.int32(-1)),
+                    routes=self._path_routes(path, end),
                 )
+            )
         return rows
 
     def trained_spans(self) -> dict[int, TrainedSpan]:
