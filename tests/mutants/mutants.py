@@ -165,15 +165,15 @@ MUTANTS = (
     Mutant(
         "transcript.shared_trained_twice",
         "composer_jax/agent/transcript.py",
-        "if node.trained and node.id not in done:",
-        "if node.trained:",
+        "own = [spans[node.id] for node in path if node.id in spans and spans[node.id].row == len(rows)]",
+        "own = [spans[node.id] for node in path if node.id in spans]",
         "A sampled node that several branches share is trained once for each of them.",
     ),
     Mutant(
         "transcript.row_end",
         "composer_jax/agent/transcript.py",
-        "end = int(np.flatnonzero(trained)[-1]) + 1",
-        "end = int(np.flatnonzero(trained)[-1])",
+        "end = own[-1].stop",
+        "end = own[-1].stop - 1",
         "A row loses its last trained token, which is the end of the message.",
     ),
     Mutant(
@@ -234,7 +234,7 @@ MUTANTS = (
     ),
     Mutant(
         "sampler.window_page",
-        "composer_jax/sampler/pages.py",
+        "composer_jax/sampler/prefix_tree.py",
         "max(0, computed - window + 1) // page_size",
         "max(0, computed - window + 2) // page_size",
         "A page is given up one token too early, while the sliding window still reaches into it.",
@@ -298,8 +298,8 @@ MUTANTS = (
     Mutant(
         "episode.one_more_segment",
         "composer_jax/agent/episode.py",
-        "if self.summaries + 1 == compaction.max_segments:",
-        "if self.summaries == compaction.max_segments:",
+        "if self.episode.summaries + 1 == compaction.max_segments:",
+        "if self.episode.summaries == compaction.max_segments:",
         "An episode has one branch more than max_segments allows.",
     ),
     Mutant(
