@@ -1,19 +1,24 @@
-"""The run of a repository's suite before anything is broken: its files, its command and its reliable tests."""
+"""The run of a repository's suite before anything is broken: its files, its command, its reliable tests, and what each
+test calls. It runs on a copy without files that could hold an answer: caches, builds, history, leftovers."""
 
 from __future__ import annotations
 
 import configparser
 import math
+import os
+import shutil
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from composer_jax.errors import UserError
 from composer_jax.sandbox import SandboxPool
 from composer_jax.tasks.grader import PYTEST
-from composer_jax.tasks.repository.scrub import copy_scrubbed
+from composer_jax.tasks.repository.entities import outer_ids
 from composer_jax.tasks.suites.judge import PASSED
+from composer_jax.tasks.suites.protected import FOLDERS as TEST_FOLDERS
 from composer_jax.tasks.suites.protected import is_protected
 from composer_jax.tasks.suites.run import SuiteReport, file_of_test, run_test_suite
 
@@ -21,6 +26,47 @@ RUNS = 3
 TIMEOUT_S = 120.0
 MARGIN = 4.0  # the time limit of a task's suite as a multiple of the slowest run
 STEP_S = 15.0
+TRACER = Path(__file__).with_name("trace_calls.py").read_text(encoding="utf-8")
+TRACING_SLOWDOWN = 20.0  # how many times longer a traced run may take
+
+FOLDERS = (
+    "__pycache__",
+    ".git",
+    ".hg",
+    ".svn",
+    ".tox",
+    ".nox",
+    ".venv",
+    "venv",
+    "node_modules",
+    ".eggs",
+    ".idea",
+    ".vscode",
+    ".hypothesis",
+    ".ipynb_checkpoints",
+    "htmlcov",
+    "*_cache",  # .mypy_cache, .pytest_cache, .ruff_cache
+    "*.egg-info",
+    "*.dist-info",
+)
+TOP_LEVEL_FOLDERS = ("build", "dist", "site", "_build")
+FILES = (
+    "*.pyc",
+    "*.pyo",
+    "*.orig",
+    "*.rej",
+    "*.bak",
+    "*.swp",
+    "*.swo",
+    "*~",
+    ".coverage",
+    ".coverage.*",
+    "coverage.xml",
+    ".dmypy.json",
+    "tags",
+    "TAGS",
+)
+FILES_OUTSIDE_TESTS = ("*.egg", "*.whl", "*.patch", "*.diff")  # among tests they are data
 
 
 @dataclass(frozen=True)
@@ -179,3 +225,82 @@ def own_import_names(root: Path) -> tuple[str, ...]:
             if (path / "__init__.py").is_file() or (path.suffix == ".py" and path.is_file()):
                 names.add(path.stem)
     return tuple(sorted(names))
+
+
+def is_scrubbed(path: str, is_folder: bool) -> bool:
+    """Whether a relative posix path is left out of a task's workspace."""
+    name = path.rpartition("/")[2]
+    if is_folder:
+        return path in TOP_LEVEL_FOLDERS or any(fnmatchcase(name, pattern) for pattern in FOLDERS)
+    in_tests = any(part in TEST_FOLDERS for part in path.split("/"))
+    patterns = FILES if in_tests else (*FILES, *FILES_OUTSIDE_TESTS)
+    return name == ".git" or any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def copy_scrubbed(repository: Path, target: Path) -> list[str]:
+    """Copies a repository to a new folder; returns the excluded paths, sorted.
+
+    Links that lead out of the repository, pipes and sockets are excluded as well.
+    Raises UserError when there is no such repository or the target exists.
+    """
+    if not repository.is_dir():
+        raise UserError(f"{repository} is not a folder; give the root of a repository")
+    if target.exists():
+        raise UserError(f"{target} is already there; give a new folder")
+    excluded = []
+    for walked, folders, files in os.walk(repository):
+        here = Path(walked)
+        (target / here.relative_to(repository)).mkdir(parents=True)
+        for name in [*folders, *files]:
+            path = here / name
+            relative = path.relative_to(repository).as_posix()
+            is_folder = path.is_dir() and not path.is_symlink()
+            if is_scrubbed(relative, is_folder) or not (is_folder or _can_be_copied(path, repository)):
+                excluded.append(relative)
+            elif not is_folder:
+                shutil.copy2(path, target / relative, follow_symlinks=False)
+        folders[:] = [
+            name
+            for name in folders
+            if not (here / name).is_symlink()
+            and not is_scrubbed((here / name).relative_to(repository).as_posix(), True)
+        ]
+    return sorted(excluded)
+
+
+def _can_be_copied(path: Path, repository: Path) -> bool:
+    if path.is_symlink():
+        # The target is compared as text, so that the copied link leads into the copy.
+        target = Path(os.path.normpath(path.parent / path.readlink()))
+        return not path.readlink().is_absolute() and target.is_relative_to(repository)
+    return path.is_file()
+
+
+async def trace_calls(
+    baseline: BaselineRun, pool: SandboxPool, timeout_s: float | None = None
+) -> dict[str, frozenset[str]]:
+    """For every reliable test, the ids "path::Qual.name" (see entities.py) of the code that it runs, except test code.
+
+    A class counts as run when one of its methods is.
+    timeout_s: of the run; by default 20 times the duration without tracing, at least two minutes.
+    Raises UserError when the traced suite does not run to its end.
+    """
+    report = await run_test_suite(
+        pool,
+        baseline.root,
+        baseline.packages,
+        baseline.command,
+        timeout_s=timeout_s or max(TIMEOUT_S, TRACING_SLOWDOWN * baseline.seconds),
+        tests=baseline.tests,
+        tracer=TRACER,
+    )
+    if report.problem:
+        raise UserError(f"the suite of {baseline.root} does not run when it is traced: {report.problem}")
+    return {test: add_enclosing(report.calls.get(test, ())) for test in baseline.tests}
+
+
+def add_enclosing(calls: Iterable[str]) -> frozenset[str]:
+    """The functions that are not test code, and the classes and functions around them."""
+    code = [call for call in calls if not is_protected(file_of_test(call))]
+    names = {name for call in code for name in (call, *outer_ids(call))}
+    return frozenset(name for name in names if not name.endswith("<locals>"))

@@ -9,18 +9,20 @@ OUT/.building-*/       candidates in the gates; removed when the command ends
 
 from __future__ import annotations
 
+import asyncio
 import json
+import math
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TextIO
+from typing import Generic, TextIO, TypeVar
 
 from composer_jax.errors import UserError
 from composer_jax.observe.progress import Progress
@@ -29,16 +31,12 @@ from composer_jax.seeds import seeded_random
 from composer_jax.tasks.grader import SuiteGrader
 from composer_jax.tasks.grading import changes_from_texts
 from composer_jax.tasks.harbor import read_task, write_task
-from composer_jax.tasks.repository.baseline_run import BaselineRun, run_baseline
-from composer_jax.tasks.repository.candidate import Candidate
-from composer_jax.tasks.repository.combine import combinations
-from composer_jax.tasks.repository.coverage import trace_calls
-from composer_jax.tasks.repository.difficulty import Difficulty
+from composer_jax.tasks.repository.baseline_run import BaselineRun, run_baseline, trace_calls
+from composer_jax.tasks.repository.candidate import Candidate, combinations
 from composer_jax.tasks.repository.entities import parse_entities
 from composer_jax.tasks.repository.gates import Breakage, Gate, break_suite, grade_noop_and_gold
 from composer_jax.tasks.repository.instruction import InstructionStyle, write_instruction
 from composer_jax.tasks.repository.leaks import ReadableFiles
-from composer_jax.tasks.repository.ordered_map import OrderedMap
 from composer_jax.tasks.repository.propose import KINDS, propose
 from composer_jax.tasks.repository.revert_commit import revert_commits
 from composer_jax.tasks.repository.source import SourceFile
@@ -47,6 +45,8 @@ from composer_jax.tasks.suites.run import SUITE_LIMITS
 from composer_jax.tasks.task import Split, Task
 
 Verdict = tuple[Path | None, tuple[Gate, ...]]
+S = TypeVar("S")
+T = TypeVar("T")
 
 FAMILY = "repository"
 ALL_KINDS = (*KINDS, "combine", "revert_commit")
@@ -335,8 +335,80 @@ class _Builder:
         )
 
 
+class OrderedMap(Generic[S, T]):
+    """Runs work(item) for every item, at most `ahead` at once; next() returns the results in the order of the items.
+
+    A caller that stops and continues later gets the item after its last one: no started work is lost. The results
+    depend neither on `ahead` nor on how long any work takes.
+    """
+
+    def __init__(self, items: Iterator[S], work: Callable[[S], Awaitable[T]], ahead: int):
+        self._items, self._work, self._ahead = items, work, ahead
+        self._started: deque[tuple[S, asyncio.Task[T]]] = deque()
+
+    async def next(self) -> tuple[S, T] | None:
+        """The next item and its result, or None after the last. Raises the exception of its work."""
+        while len(self._started) < self._ahead and (item := next(self._items, None)) is not None:
+            self._started.append((item, asyncio.ensure_future(self._work(item))))
+        if not self._started:
+            return None
+        item, job = self._started[0]
+        result = await job
+        self._started.popleft()
+        return item, result
+
+    async def close(self) -> None:
+        """Cancels the started work whose results were not taken, and waits until it has ended."""
+        jobs = [job for _, job in self._started]
+        self._started.clear()
+        for job in jobs:
+            job.cancel()
+        await asyncio.gather(*jobs, return_exceptions=True)
+
+
+# Feature -> (weight, the count at which it contributes two thirds of its weight). The numbers are ours; their order
+# follows published results on such tasks: reimplementing is harder than repairing, several places are harder than one.
+WEIGHTS = {
+    "lines": (0.35, 20.0),
+    "files": (0.15, 2.0),
+    "entities": (0.15, 3.0),
+    "complexity": (0.25, 12.0),
+    "fail_to_pass": (0.10, 10.0),
+}
+
+
+@dataclass(frozen=True)
+class Difficulty:
+    """The counts of a task.
+
+    lines: removed ones, which the solution has to write. files, entities: changed ones. complexity: cyclomatic, summed
+    over the entities. fail_to_pass: failing tests.
+    """
+
+    lines: int
+    files: int
+    entities: int
+    complexity: int
+    fail_to_pass: int
+
+    @property
+    def estimate(self) -> float:
+        """0 (trivial) to 1: the sum over features of weight * (1 - 3 ** (-count / scale)).
+
+        The first file and the first entity do not count. Each feature saturates, so that no single large number makes
+        a task hard; the weights add up to 1.
+        """
+        counts: Mapping[str, int] = {**asdict(self), "files": self.files - 1, "entities": self.entities - 1}
+        return round(
+            sum(
+                weight * (1 - math.pow(3.0, -max(counts[name], 0) / scale)) for name, (weight, scale) in WEIGHTS.items()
+            ),
+            4,
+        )
+
+
 def measure_difficulty(candidate: Candidate, baseline: BaselineRun, fail_to_pass: int) -> Difficulty:
-    """The counts of a candidate that difficulty.py estimates from."""
+    """The counts of a candidate from which its difficulty is estimated."""
     changed = {
         entity.id: entity.complexity
         for path in candidate.files

@@ -15,7 +15,7 @@ from functools import cached_property
 from itertools import chain
 
 from composer_jax.tasks.repository.candidate import Candidate, make_candidate
-from composer_jax.tasks.repository.entities import Definition, Entity, referenced_name
+from composer_jax.tasks.repository.entities import Definition, Entity, outer_ids, referenced_name
 from composer_jax.tasks.repository.imports import Module, Repository, bound_names
 from composer_jax.tasks.repository.remove_symbols import Binding, SymbolRemoval, exported_names
 from composer_jax.tasks.repository.source import parse
@@ -79,11 +79,8 @@ def tests_by_entity(coverage: Mapping[str, Collection[str]]) -> dict[str, frozen
     tests_of: dict[str, set[str]] = defaultdict(set)
     for test, ids in coverage.items():
         for entity in ids:
-            tests_of[entity].add(test)
-            path, _, name = entity.partition("::")
-            parts = name.split(".")
-            for end in range(1, len(parts)):
-                tests_of[f"{path}::{'.'.join(parts[:end])}"].add(test)
+            for name in (entity, *outer_ids(entity)):
+                tests_of[name].add(test)
     return {entity: frozenset(tests) for entity, tests in tests_of.items()}
 
 
@@ -126,7 +123,7 @@ class FeatureFinder:
             for name, unit in self.units.items()
             if unit.tests & tests and len(unit.tests - tests) <= most_others and name not in self._needed_early
         }
-        return [unit for name, unit in chosen.items() if not _has_outer(name, chosen)]
+        return [unit for name, unit in chosen.items() if chosen.keys().isdisjoint(outer_ids(name))]
 
     def _is_needed_early(self, unit: DefinitionGroup) -> bool:
         """Whether importing the package runs the unit, or another statement of its module binds the same name."""
@@ -335,9 +332,3 @@ def _covers(spans: Collection[tuple[str, int, int]], places: Collection[tuple[st
         any(path == where and first <= start and end <= last for where, first, last in spans)
         for path, start, end in places
     )
-
-
-def _has_outer(name: str, chosen: Collection[str]) -> bool:
-    path, _, qualified = name.partition("::")
-    parts = qualified.split(".")
-    return any(f"{path}::{'.'.join(parts[:end])}" in chosen for end in range(1, len(parts)))

@@ -62,13 +62,6 @@ class Entity:
         return self.node.body[self.docstring is not None :]
 
     @property
-    def body_span(self) -> tuple[int, int] | None:
-        """Characters of the statements, or None where there are none."""
-        if not self.statements:
-            return None
-        return self.source.span(self.statements[0])[0], self.source.span(self.statements[-1])[1]
-
-    @property
     def signature(self) -> str:
         """The head on one line, without decorators and without the colon: "async def f(a, *, b=1) -> int"."""
         node = self.node
@@ -99,6 +92,13 @@ def referenced_name(node: ast.AST) -> str | None:
     if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
         return node.id
     return node.attr if isinstance(node, ast.Attribute) else None
+
+
+def outer_ids(entity_id: str) -> list[str]:
+    """The ids "path::Qual.name" of what is around a definition, the outermost first."""
+    path, _, name = entity_id.partition("::")
+    parts = name.split(".")
+    return [f"{path}::{'.'.join(parts[:end])}" for end in range(1, len(parts))]
 
 
 def parse_entities(source: SourceFile) -> list[Entity]:

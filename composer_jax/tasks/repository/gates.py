@@ -43,12 +43,11 @@ class Gate:
 
 @dataclass(frozen=True)
 class Breakage:
-    """A candidate and its effect on the suite.
+    """The effect of a candidate on the suite.
 
     failures: failing test -> message. gates: in order; the first failed gate is the last.
     """
 
-    candidate: Candidate
     failures: Mapping[str, str]
     pass_to_pass: tuple[str, ...]
     gates: tuple[Gate, ...]
@@ -87,7 +86,7 @@ async def break_suite(
         gates.append(gate())
         if not gates[-1].passed:
             break
-    return Breakage(candidate, failures, passing, tuple(gates))
+    return Breakage(failures, passing, tuple(gates))
 
 
 async def grade_noop_and_gold(task: Task, gold: Mapping[str, Change], pool: SandboxPool) -> list[Gate]:
@@ -136,11 +135,7 @@ def _collects(candidate: Candidate, report: SuiteReport) -> Gate:
         return Gate("collects", False, report.problem)
     for file, message in report.uncollected.items():
         error = exception_type(message)
-        if candidate.kind not in REMOVING_KINDS or error not in (
-            "ImportError",
-            "ModuleNotFoundError",
-            "AttributeError",
-        ):
+        if candidate.kind not in REMOVING_KINDS or error not in IMPORT_ERRORS:
             return Gate("collects", False, f"{file} cannot be imported: {error}")
     detail = f"{len(report.tests)} tests; {len(report.uncollected)} files import removed names"
     return Gate("collects", True, detail)

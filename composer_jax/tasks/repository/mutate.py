@@ -1,49 +1,47 @@
-"""The table of mutations by kind, their application to an entity, and the check of a mutated file."""
+"""Candidates that break one entity: the table of mutations by kind, stubs, and the check of a changed file."""
 
 from __future__ import annotations
 
 import ast
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
-from composer_jax.tasks.repository import mutate_classes as classes
-from composer_jax.tasks.repository import mutate_control as control
-from composer_jax.tasks.repository import mutate_operators as operators
-from composer_jax.tasks.repository import mutate_values as values
+from composer_jax.tasks.repository import mutations
 from composer_jax.tasks.repository.candidate import Candidate, make_candidate
 from composer_jax.tasks.repository.entities import Definition, Entity
-from composer_jax.tasks.repository.mutation import Mutations
+from composer_jax.tasks.repository.layout import block_region, indentation, starts_line
 from composer_jax.tasks.repository.source import Edit, SourceFile, apply_edits, parse
 
-MutationOperator = Callable[[SourceFile, Entity, random.Random], Mutations]
+MutationOperator = Callable[[SourceFile, Entity, random.Random], mutations.Mutations]
 
 CLASS_MUTATIONS: Mapping[str, MutationOperator] = {
-    "class_remove_bases": classes.remove_bases,
-    "class_remove_funcs": classes.remove_funcs,
-    "class_shuffle_methods": classes.shuffle_methods,
+    "class_remove_bases": mutations.remove_bases,
+    "class_remove_funcs": mutations.remove_funcs,
+    "class_shuffle_methods": mutations.shuffle_methods,
 }
 FUNCTION_MUTATIONS: Mapping[str, MutationOperator] = {
-    "if_else_invert": control.if_else_invert,
-    "shuffle_lines": control.shuffle_lines,
-    "remove_assign": control.remove_assign,
-    "remove_conditional": control.remove_conditional,
-    "remove_loop": control.remove_loop,
-    "remove_wrapper": control.remove_wrapper,
-    "drop_return": control.drop_return,
-    "swallow_except": control.swallow_except,
-    "break_chain": operators.break_chain,
-    "change_operator": operators.change_operator,
-    "flip_operator": operators.flip_operator,
-    "swap_operands": operators.swap_operands,
-    "compare_flip": operators.compare_flip,
-    "compare_boundary": operators.compare_boundary,
-    "negate_condition": operators.negate_condition,
-    "change_constant": values.change_constant,
-    "off_by_one": values.off_by_one,
-    "swap_arguments": values.swap_arguments,
-    "drop_await": values.drop_await,
+    "if_else_invert": mutations.if_else_invert,
+    "shuffle_lines": mutations.shuffle_lines,
+    "remove_assign": partial(mutations.remove_each, kinds=(ast.Assign, ast.AugAssign, ast.AnnAssign)),
+    "remove_conditional": partial(mutations.remove_each, kinds=(ast.If,)),
+    "remove_loop": partial(mutations.remove_each, kinds=(ast.For, ast.AsyncFor, ast.While)),
+    "remove_wrapper": mutations.remove_wrapper,
+    "drop_return": mutations.drop_return,
+    "swallow_except": mutations.swallow_except,
+    "break_chain": mutations.break_chain,
+    "change_operator": mutations.change_operator,
+    "flip_operator": mutations.flip_operator,
+    "swap_operands": mutations.swap_operands,
+    "compare_flip": partial(mutations.compare, table=mutations.NEGATED),
+    "compare_boundary": partial(mutations.compare, table=mutations.BOUNDARY),
+    "negate_condition": mutations.negate_condition,
+    "change_constant": mutations.change_constant,
+    "off_by_one": mutations.off_by_one,
+    "swap_arguments": mutations.swap_arguments,
+    "drop_await": mutations.drop_await,
 }
-SHARED_MUTATIONS: Mapping[str, MutationOperator] = {"wrong_default": values.wrong_default}
+SHARED_MUTATIONS: Mapping[str, MutationOperator] = {"wrong_default": mutations.wrong_default}
 MUTATIONS: Mapping[str, MutationOperator] = {**CLASS_MUTATIONS, **FUNCTION_MUTATIONS, **SHARED_MUTATIONS}
 
 _NOWHERE = object()
@@ -57,9 +55,9 @@ def applies_to(kind: str, entity: Entity) -> bool:
 def mutate(kind: str, entity: Entity, rng: random.Random) -> Iterator[Candidate]:
     """The candidates of all sound mutations of a kind in an entity, in an order drawn from `rng`."""
     source = entity.source
-    mutations = list(MUTATIONS[kind](source, entity, rng)) if applies_to(kind, entity) else []
-    rng.shuffle(mutations)
-    for mutation in mutations:
+    possible = list(MUTATIONS[kind](source, entity, rng)) if applies_to(kind, entity) else []
+    rng.shuffle(possible)
+    for mutation in possible:
         if is_sound(entity, mutation.edits):
             text = apply_edits(source.text, mutation.edits)
             name = f"{entity.id}.{mutation.member}" if mutation.member else entity.id
@@ -122,3 +120,38 @@ def _same(old: object, new: object, old_hole: object = _NOWHERE, new_hole: objec
         elif a != b:
             return False
     return True
+
+
+STUB_BODY = "raise NotImplementedError"
+
+
+def stub(entity: Entity) -> Candidate | None:
+    """The candidate with `raise NotImplementedError` in place of the body and its comments.
+
+    None for a class and for a function that does nothing: an abstract method, an overload.
+    """
+    source = entity.source
+    if entity.kind == "class" or all(_is_trivial(statement) for statement in entity.statements):
+        return None
+    start, end = block_region(source, entity.statements)
+    body = STUB_BODY
+    if starts_line(source, entity.statements[0]):
+        indent = indentation(source, entity.statements[0])
+        body = indent + STUB_BODY
+        # Comments below the last statement belong to the body.
+        line = source.line_of(end) + 1
+        while source.line(line).startswith(indent) and source.line(line).lstrip().startswith("#"):
+            end = source.line_end(line)
+            line += 1
+    edits = [Edit(start, end, body)]
+    if not is_sound(entity, edits):
+        return None
+    text = apply_edits(source.text, edits)
+    note = f"{source.path}:{entity.node.lineno}, {entity.name}: the body was replaced by {STUB_BODY}"
+    return make_candidate("stub", {source.path: source.text}, {source.path: text}, (entity.id,), note)
+
+
+def _is_trivial(statement: ast.stmt) -> bool:
+    constant = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+    unfinished = isinstance(statement, ast.Raise) and "NotImplementedError" in ast.unparse(statement)
+    return isinstance(statement, ast.Pass) or constant or unfinished

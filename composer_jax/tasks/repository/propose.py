@@ -11,11 +11,10 @@ from composer_jax.errors import UserError
 from composer_jax.seeds import seeded_random
 from composer_jax.tasks.repository.candidate import Candidate
 from composer_jax.tasks.repository.delete_feature import FeatureFinder, tests_by_entity
-from composer_jax.tasks.repository.delete_file import delete_file
 from composer_jax.tasks.repository.entities import Entity
 from composer_jax.tasks.repository.imports import Repository
-from composer_jax.tasks.repository.mutate import MUTATIONS, applies_to, mutate
-from composer_jax.tasks.repository.stub import stub
+from composer_jax.tasks.repository.mutate import MUTATIONS, applies_to, mutate, stub
+from composer_jax.tasks.repository.remove_symbols import delete_file
 
 KINDS = (*(f"mutate:{kind}" for kind in MUTATIONS), "stub", "delete_feature", "delete_file")
 """The kinds that need text and coverage alone; combine needs accepted candidates, revert_commit a history."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 import re
 import warnings
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol, cast
+from typing import Any
 
 from composer_jax.errors import UserError
 
@@ -62,19 +63,6 @@ def parse(path: str, text: str) -> ast.Module:
     return tree
 
 
-class _Positioned(Protocol):
-    """A node of a parsed file with a position: a statement, an expression, an alias, an argument, ..."""
-
-    lineno: int
-    col_offset: int
-    end_lineno: int
-    end_col_offset: int
-
-
-def _position(node: ast.AST) -> _Positioned:
-    return cast(_Positioned, node)
-
-
 class SourceFile:
     """A file that compiles. Offsets are characters of `text`; line ends, tabs and a byte order mark are kept.
 
@@ -106,12 +94,12 @@ class SourceFile:
     @cached_property
     def string_lines(self) -> frozenset[int]:
         """Numbers of the lines that begin inside a string, where white space is content."""
+        nodes: Iterator[Any] = (node for node in ast.walk(self.tree) if node not in self._holders)
         return frozenset(
             line
-            for node in ast.walk(self.tree)
-            if node not in self._holders
+            for node in nodes
             if isinstance(node, STRINGS) or (isinstance(node, ast.Constant) and isinstance(node.value, str | bytes))
-            for line in range(_position(node).lineno + 1, _position(node).end_lineno + 1)
+            for line in range(node.lineno + 1, node.end_lineno + 1)
         )
 
     @cached_property
@@ -137,13 +125,11 @@ class SourceFile:
 
         A node inside an f-string has the f-string's span, because its own position is wrong before Python 3.12.
         """
-        node = self._holders.get(node, node)
-        decorators = getattr(node, "decorator_list", [])
-        position = _position(node)
-        start = self.offset(position.lineno, position.col_offset)
-        if decorators:
+        placed: Any = self._holders.get(node, node)
+        start = self.offset(placed.lineno, placed.col_offset)
+        if decorators := getattr(placed, "decorator_list", []):
             start = self.text.rindex("@", 0, self.offset(decorators[0].lineno, decorators[0].col_offset))
-        return start, self.offset(position.end_lineno, position.end_col_offset)
+        return start, self.offset(placed.end_lineno, placed.end_col_offset)
 
     def segment(self, node: ast.AST) -> str:
         """The text of a node."""
@@ -152,11 +138,7 @@ class SourceFile:
 
     def line_of(self, offset: int) -> int:
         """Number of the line, from 1, that holds a character."""
-        low, high = 0, len(self._starts)
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self._starts[middle] <= offset else (low, middle)
-        return low + 1
+        return max(1, bisect_right(self._starts, offset))
 
     def line_start(self, line: int) -> int:
         """The first character of a line; the line after the last one begins at the end of the text."""

@@ -17,10 +17,10 @@ from composer_jax.tasks.repository.baseline_run import (
     own_import_names,
     run_baseline,
     suite_command,
+    trace_calls,
 )
 from composer_jax.tasks.repository.build import BuildRequest, build
 from composer_jax.tasks.repository.candidate import make_candidate
-from composer_jax.tasks.repository.coverage import trace_calls
 from composer_jax.tasks.repository.gates import break_suite, exception_type
 from composer_jax.tasks.repository.leaks import ReadableFiles
 from composer_jax.tasks.repository.mutate import MUTATIONS

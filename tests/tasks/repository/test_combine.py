@@ -4,10 +4,8 @@ import ast
 
 import pytest
 
-from composer_jax.errors import UserError
 from composer_jax.seeds import seeded_random
-from composer_jax.tasks.repository.candidate import Candidate, make_candidate
-from composer_jax.tasks.repository.combine import combinations, combine
+from composer_jax.tasks.repository.candidate import Candidate, combinations, combine, make_candidate
 
 TEXT = "def f():\n    return 1\n\n\ndef g():\n    return 2\n"
 SOURCES = {"p/a.py": TEXT, "p/b.py": TEXT, "q/c.py": TEXT}
@@ -48,11 +46,6 @@ def test_a_result_that_does_not_compile_is_refused():
     first = make_candidate("stub", sources, {"a.py": "x = (\n    1,\n\n    2,\n]\n"}, ("a.py::x",), "")
     second = make_candidate("stub", sources, {"a.py": "x = [\n    1,\n\n    3,\n]\n"}, ("a.py::y",), "")
     assert combine(sources, [first, second]) is None
-
-
-def test_a_combination_needs_two_candidates():
-    with pytest.raises(UserError, match="1 candidates cannot be combined; give two or more"):
-        combine(SOURCES, [ONE])
 
 
 def test_the_same_file_comes_before_the_same_folder_and_order_does_not_matter():

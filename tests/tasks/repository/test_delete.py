@@ -6,8 +6,8 @@ import pytest
 
 from composer_jax.seeds import seeded_random
 from composer_jax.tasks.repository.delete_feature import FeatureFinder
-from composer_jax.tasks.repository.delete_file import delete_file
 from composer_jax.tasks.repository.imports import Repository
+from composer_jax.tasks.repository.remove_symbols import delete_file
 
 
 def features(sources, coverage):

@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_jax.tasks.repository.difficulty import WEIGHTS, Difficulty
+from composer_jax.tasks.repository.build import WEIGHTS, Difficulty
 
 COUNT = st.integers(1, 5000)
 LEAST = Difficulty(1, 1, 1, 1, 1)

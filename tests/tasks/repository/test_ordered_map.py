@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from composer_jax.tasks.repository.ordered_map import OrderedMap
+from composer_jax.tasks.repository.build import OrderedMap
 
 
 class GatedWork:

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from composer_jax.errors import UserError
-from composer_jax.tasks.repository.scrub import copy_scrubbed
+from composer_jax.tasks.repository.baseline_run import copy_scrubbed
 from tests.tasks.conftest import lay
 
 KEPT = [

@@ -3,8 +3,8 @@
 import pytest
 
 from composer_jax.tasks.repository.entities import parse_entities
+from composer_jax.tasks.repository.mutate import stub
 from composer_jax.tasks.repository.source import SourceFile
-from composer_jax.tasks.repository.stub import stub
 
 R = "raise NotImplementedError"
 
