@@ -145,7 +145,7 @@ def validate(values, path):
 
 
 def show(values, path):
-    from composer_jax.tasks.harbor.suite import gold_patch
+    from composer_jax.tasks.harbor.directory import gold_patch
 
     tasks = read(values, path)
     for task in tasks:

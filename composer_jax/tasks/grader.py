@@ -5,9 +5,36 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from composer_jax.errors import UserError
+
+
+def json_fields(record: object) -> dict[str, Any]:
+    """Returns the fields of a dataclass as JSON values: tuples as lists, paths as texts."""
+    return {name: _json_value(value) for name, value in vars(record).items()}
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return list(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    return str(value) if isinstance(value, Path) else value
+
+
+@dataclass(frozen=True)
+class _JsonGrader:
+    """A grader whose JSON has an entry for each field; other entries are ignored."""
+
+    def to_json(self) -> dict[str, Any]:
+        return json_fields(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        values = {name: data[name] for name in cls.__dataclass_fields__}
+        values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+        return cls(**values | ({"tests": Path(values["tests"])} if values.get("tests") else {}))
 
 
 @dataclass(frozen=True)
@@ -56,7 +83,7 @@ PYTEST = ("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--disable-w
 
 
 @dataclass(frozen=True)
-class SuiteGrader:
+class SuiteGrader(_JsonGrader):
     """Tests of a repository: all of them must pass, and a missing test has failed.
 
     fail_to_pass, pass_to_pass: pytest node ids ("tests/test_a.py::test_b[1]"), disjoint, the first not empty.
@@ -80,30 +107,9 @@ class SuiteGrader:
         if both := set(self.fail_to_pass) & set(self.pass_to_pass):
             raise UserError(f"the test {min(both)!r} is in fail_to_pass and in pass_to_pass; it can only be in one")
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "fail_to_pass": list(self.fail_to_pass),
-            "pass_to_pass": list(self.pass_to_pass),
-            "tests": str(self.tests) if self.tests else None,
-            "command": list(self.command),
-            "timeout_s": self.timeout_s,
-            "partial": self.partial,
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> SuiteGrader:
-        return cls(
-            tuple(data["fail_to_pass"]),
-            tuple(data["pass_to_pass"]),
-            Path(data["tests"]) if data["tests"] else None,
-            tuple(data["command"]),
-            data["timeout_s"],
-            data["partial"],
-        )
-
 
 @dataclass(frozen=True)
-class ScriptGrader:
+class ScriptGrader(_JsonGrader):
     """Harbor's contract: `bash /tests/test.sh` writes a number to /logs/verifier/reward.txt or reward.json.
 
     tests: folder that only the grading sandbox sees, at /tests. timeout_s: seconds of the script. environment: its
@@ -114,16 +120,9 @@ class ScriptGrader:
     timeout_s: float = 600.0
     environment: Mapping[str, str] = field(default_factory=dict)
 
-    def to_json(self) -> dict[str, Any]:
-        return {"tests": str(self.tests), "timeout_s": self.timeout_s, "environment": dict(self.environment)}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> ScriptGrader:
-        return cls(Path(data["tests"]), data["timeout_s"], dict(data["environment"]))
-
 
 @dataclass(frozen=True)
-class LogGrader:
+class LogGrader(_JsonGrader):
     """SWE-bench's contract: a script prints a log that states the status of each test.
 
     script: the text of eval.sh, which runs in the container after the changes were applied.
@@ -143,27 +142,6 @@ class LogGrader:
     def __post_init__(self) -> None:
         if not self.fail_to_pass:
             raise UserError("a log grader needs at least one test in fail_to_pass; give it one")
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "script": self.script,
-            "parser": self.parser,
-            "fail_to_pass": list(self.fail_to_pass),
-            "pass_to_pass": list(self.pass_to_pass),
-            "fail_only": self.fail_only,
-            "timeout_s": self.timeout_s,
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> LogGrader:
-        return cls(
-            data["script"],
-            data["parser"],
-            tuple(data["fail_to_pass"]),
-            tuple(data["pass_to_pass"]),
-            data["fail_only"],
-            data["timeout_s"],
-        )
 
 
 Grader = CaseGrader | SuiteGrader | ScriptGrader | LogGrader

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from composer_jax.errors import UserError
-from composer_jax.tasks.grader import Grader, grader_from_json, grader_to_json
+from composer_jax.tasks.grader import Grader, grader_from_json, grader_to_json, json_fields
 
 Split = Literal["train", "heldout", "unseen"]
 SPLITS: tuple[Split, ...] = ("train", "heldout", "unseen")
@@ -67,36 +67,9 @@ class Task:
 
     def to_json(self) -> dict[str, Any]:
         """Returns a JSON-able dict from which `from_json` makes an equal task."""
-        return {
-            "id": self.id,
-            "family": self.family,
-            "split": self.split,
-            "instruction": self.instruction,
-            "files": dict(self.files),
-            "tools": list(self.tools),
-            "grader": grader_to_json(self.grader),
-            "metadata": dict(self.metadata),
-            "repository": str(self.repository) if self.repository else None,
-            "packages": str(self.packages) if self.packages else None,
-            "network": self.network,
-            "image": self.image,
-            "max_turns": self.max_turns,
-        }
+        return json_fields(self) | {"grader": grader_to_json(self.grader)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Task:
-        return cls(
-            id=data["id"],
-            family=data["family"],
-            split=data["split"],
-            instruction=data["instruction"],
-            files=dict(data["files"]),
-            tools=tuple(data["tools"]),
-            grader=grader_from_json(data["grader"]),
-            metadata=dict(data["metadata"]),
-            repository=Path(data["repository"]) if data["repository"] else None,
-            packages=Path(data["packages"]) if data["packages"] else None,
-            network=data["network"],
-            image=data["image"],
-            max_turns=data.get("max_turns"),  # files of earlier versions lack it
-        )
+        folders = {name: Path(data[name]) if data[name] else None for name in ("repository", "packages")}
+        return cls(**{**data, **folders, "tools": tuple(data["tools"]), "grader": grader_from_json(data["grader"])})

@@ -10,13 +10,12 @@ import json
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
-from composer_jax.sandbox import Change, RunResult, Sandbox, SandboxFileError, SandboxPool
+from composer_jax.sandbox import Change, Sandbox, SandboxPool
 from composer_jax.tasks.grader import CaseGrader
 from composer_jax.tasks.grading import judge_cases
-from composer_jax.tasks.grading.cached import cached_grade
-from composer_jax.tasks.grading.result import Grade
+from composer_jax.tasks.grading.result import Grade, cached_grade, grade_in_sandbox
 from composer_jax.tasks.result_cache import EpisodeCache
-from composer_jax.tasks.retry import apply_layers, retry_if_sandbox_dies
+from composer_jax.tasks.retry import apply_layers
 from composer_jax.tasks.suites.protected import is_protected
 from composer_jax.tasks.task import Task
 
@@ -51,14 +50,6 @@ async def grade(
     changes cannot be applied: a folder replaces one of the task's files, or the workspace is full.
     """
     submitted = submitted_changes(task, changes)
-    what = [grader.to_json(), str(task.repository), str(task.packages)]
-    return await cached_grade(cache, submitted, what, lambda: _grade(task, grader, submitted, pool))
-
-
-async def _grade(
-    task: Task, grader: CaseGrader, submitted: Mapping[str, Change], pool: SandboxPool
-) -> tuple[Grade, bool]:
-    """Returns the grade and whether it may be cached: not after a limit was hit, which another run may not hit."""
     calls = json.dumps([case.call for case in grader.cases]).encode()
 
     async def acquire() -> Sandbox:
@@ -66,15 +57,13 @@ async def _grade(
         sandbox = await pool.acquire({}, tree, packages=packages)
         return await apply_layers(sandbox, {**submitted, SCRIPT: Change("file", SCRIPT_SOURCE)})
 
-    async def run(sandbox: Sandbox) -> RunResult:
+    async def run(sandbox: Sandbox) -> tuple[Grade, bool]:
         async with sandbox:
-            return await sandbox.run(["python", SCRIPT], stdin=calls, timeout_s=grader.timeout_s)
+            result = await sandbox.run(["python", SCRIPT], stdin=calls, timeout_s=grader.timeout_s)
+        return _judge(grader, result.outcome, result.stdout), result.outcome in ("ok", "nonzero")
 
-    try:
-        result = await retry_if_sandbox_dies(acquire, run)
-    except SandboxFileError as error:
-        return Grade(0.0, {"hidden": 0.0}, f"the changes cannot be made: {error}"), True
-    return _judge(grader, result.outcome, result.stdout), result.outcome in ("ok", "nonzero")
+    what = [grader.to_json(), str(task.repository), str(task.packages)]
+    return await cached_grade(cache, submitted, what, lambda: grade_in_sandbox(acquire, run, {"hidden": 0.0}))
 
 
 def _judge(grader: CaseGrader, outcome: str, report: str) -> Grade:

@@ -15,13 +15,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from composer_jax.sandbox import Change, Sandbox, SandboxFileError, SandboxPool
+from composer_jax.sandbox import Change, Sandbox, SandboxPool
 from composer_jax.tasks.grader import LogGrader
-from composer_jax.tasks.grading.cached import cached_grade
 from composer_jax.tasks.grading.log_parsers import FAILED, PASSED, SKIPPED, XFAIL, parse
-from composer_jax.tasks.grading.result import Grade
+from composer_jax.tasks.grading.result import Grade, cached_grade, grade_in_sandbox
 from composer_jax.tasks.result_cache import EpisodeCache
-from composer_jax.tasks.retry import apply_layers, retry_if_sandbox_dies
+from composer_jax.tasks.retry import apply_layers
 from composer_jax.tasks.task import Task
 
 START, END = ">>>>> Start Test Output", ">>>>> End Test Output"
@@ -39,11 +38,6 @@ async def grade(
     cache: EpisodeCache[Grade] | None,
 ) -> Grade:
     """Grades one submission (see submission.grade). pool: containers of the task's image."""
-    return await cached_grade(cache, changes, [task.digest], lambda: _grade(task, grader, changes, pool))
-
-
-async def _grade(task: Task, grader: LogGrader, changes: Mapping[str, Change], pool: SandboxPool) -> tuple[Grade, bool]:
-    """Returns the grade and whether it may be cached: not after a limit was hit, which another run may not hit."""
 
     async def acquire() -> Sandbox:
         return await apply_layers(await pool.acquire({}, grading=True, network=task.network), changes)
@@ -62,10 +56,7 @@ async def _grade(task: Task, grader: LogGrader, changes: Mapping[str, Change], p
                 return Grade(0.0, {}, detail), True
             return judge_log(grader, result.stdout), True
 
-    try:
-        return await retry_if_sandbox_dies(acquire, run)
-    except SandboxFileError as error:
-        return Grade(0.0, {}, f"the changes cannot be made: {error}"), True
+    return await cached_grade(cache, changes, [task.digest], lambda: grade_in_sandbox(acquire, run))
 
 
 def judge_log(grader: LogGrader, log: str) -> Grade:

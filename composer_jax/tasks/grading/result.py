@@ -1,9 +1,15 @@
-"""The result of grading one submission."""
+"""The result of grading one submission, which an episode computes once for the same submission to the same task."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from composer_jax.sandbox import Change, Sandbox, SandboxFileError
+from composer_jax.tasks.result_cache import EpisodeCache, fingerprint_bytes, result_key
+from composer_jax.tasks.retry import retry_if_sandbox_dies
 
 
 @dataclass(frozen=True)
@@ -14,3 +20,33 @@ class Grade:
     reward: float
     parts: Mapping[str, float] = field(default_factory=dict)
     detail: str = ""
+
+
+async def cached_grade(
+    cache: EpisodeCache[Grade] | None,
+    submitted: Mapping[str, Change],
+    what: Sequence[Any],
+    grade: Callable[[], Awaitable[tuple[Grade, bool]]],
+) -> Grade:
+    """Returns the grade of a submission, from the cache where it has one.
+
+    Args:
+      cache: None always grades.
+      what: JSON values that the grade depends on beside the submission.
+      grade: returns the grade and whether it may be cached: not after a limit was hit, which another run may not hit.
+    """
+    if cache is None:
+        return (await grade())[0]
+    return await cache.get(result_key(fingerprint_bytes(submitted), ["grade", *what]), grade)
+
+
+async def grade_in_sandbox(
+    acquire: Callable[[], Awaitable[Sandbox]],
+    run: Callable[[Sandbox], Awaitable[tuple[Grade, bool]]],
+    parts: Mapping[str, float] = MappingProxyType({}),
+) -> tuple[Grade, bool]:
+    """Returns what `run` does (see retry_if_sandbox_dies), or reward 0 and `parts` where the changes cannot be made."""
+    try:
+        return await retry_if_sandbox_dies(acquire, run)
+    except SandboxFileError as error:
+        return Grade(0.0, dict(parts), f"the changes cannot be made: {error}"), True

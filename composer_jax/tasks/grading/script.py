@@ -14,12 +14,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from composer_jax.sandbox import Change, RunResult, Sandbox, SandboxFileError, SandboxPool
+from composer_jax.sandbox import Change, RunResult, Sandbox, SandboxPool
 from composer_jax.tasks.grader import ScriptGrader
-from composer_jax.tasks.grading.cached import cached_grade
-from composer_jax.tasks.grading.result import Grade
+from composer_jax.tasks.grading.result import Grade, cached_grade, grade_in_sandbox
 from composer_jax.tasks.result_cache import EpisodeCache
-from composer_jax.tasks.retry import apply_layers, retry_if_sandbox_dies
+from composer_jax.tasks.retry import apply_layers
 from composer_jax.tasks.task import Task
 
 REWARD_FILES = ("/logs/verifier/reward.json", "/logs/verifier/reward.txt")
@@ -34,18 +33,11 @@ async def grade(
     cache: EpisodeCache[Grade] | None,
 ) -> Grade:
     """Grades one submission (see submission.grade). A missing or malformed reward is 0, with the cause in `detail`."""
-    return await cached_grade(cache, changes, [task.digest], lambda: _grade(task, grader, changes, pool))
-
-
-async def _grade(
-    task: Task, grader: ScriptGrader, changes: Mapping[str, Change], pool: SandboxPool
-) -> tuple[Grade, bool]:
-    """Returns the grade and whether it may be cached: not after a limit was hit, which another run may not hit."""
-    packages, tests = await pool.trees.get(task.packages), await pool.trees.get(grader.tests)
     variables = [f"{name}={value}" for name, value in grader.environment.items()]
 
     async def acquire() -> Sandbox:
-        repository = await pool.trees.get(task.repository)
+        folders = (task.repository, task.packages, grader.tests)
+        repository, packages, tests = [await pool.trees.get(folder) for folder in folders]
         sandbox = await pool.acquire({}, repository, network=task.network, packages=packages, tests=tests)
         return await apply_layers(sandbox, changes)
 
@@ -56,10 +48,7 @@ async def _grade(
                 return Grade(0.0, {}, f"test.sh did not come to its end: {result.outcome}"), False
             return await _read_reward_files(sandbox, result), True
 
-    try:
-        return await retry_if_sandbox_dies(acquire, run)
-    except SandboxFileError as error:
-        return Grade(0.0, {}, f"the changes cannot be made: {error}"), True
+    return await cached_grade(cache, changes, [task.digest], lambda: grade_in_sandbox(acquire, run))
 
 
 async def _read_reward_files(sandbox: Sandbox, script: RunResult) -> Grade:

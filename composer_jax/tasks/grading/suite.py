@@ -9,15 +9,13 @@ its grade.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Mapping
-from pathlib import Path
 
 from composer_jax.errors import UserError
 from composer_jax.sandbox import Change, SandboxPool
 from composer_jax.tasks.grader import SuiteGrader
-from composer_jax.tasks.grading.cached import cached_grade
-from composer_jax.tasks.grading.result import Grade
+from composer_jax.tasks.grading.result import Grade, cached_grade
+from composer_jax.tasks.patches.git_diff import read_folder
 from composer_jax.tasks.result_cache import EpisodeCache
 from composer_jax.tasks.suites import judge
 from composer_jax.tasks.suites.protected import is_protected
@@ -32,11 +30,6 @@ def submitted_changes(task: Task, changes: Mapping[str, Change]) -> dict[str, Ch
     if removed:
         submitted |= {path: change for path, change in _pristine_tests(task).items() if path.startswith(removed)}
     return submitted
-
-
-def hidden_test_changes(tests: Path | None) -> dict[str, Change]:
-    """Returns the files of a folder of tests as changes that overlay them on a workspace."""
-    return {} if tests is None else _files_below(tests)
 
 
 async def grade(
@@ -68,7 +61,7 @@ async def _grade(
         timeout_s=grader.timeout_s,
         files={path: text for path, text in task.files.items() if is_protected(path)},
         changes=submitted,
-        overlay=await asyncio.to_thread(hidden_test_changes, grader.tests),
+        overlay=await asyncio.to_thread(read_folder, grader.tests),
         tests=tests,
     )
     if report.lost_bytes and pool.limits.output_kb << 10 < report_bytes(tests):
@@ -83,21 +76,5 @@ async def _grade(
 
 def _pristine_tests(task: Task) -> dict[str, Change]:
     """Returns the protected files of the task's workspace."""
-    tests = {} if task.repository is None else _files_below(task.repository, only_protected=True)
-    for path, text in task.files.items():
-        if is_protected(path):
-            tests[path] = Change("file", text.encode())
-    return tests
-
-
-def _files_below(folder: Path, only_protected: bool = False) -> dict[str, Change]:
-    changes = {}
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder).as_posix()
-        if only_protected and not is_protected(name):
-            continue
-        if path.is_symlink():
-            changes[name] = Change("link", os.fsencode(path.readlink()), 0o777)
-        elif path.is_file():
-            changes[name] = Change("file", path.read_bytes(), path.stat().st_mode & 0o777)
-    return changes
+    own = {path: Change("file", text.encode()) for path, text in task.files.items() if is_protected(path)}
+    return read_folder(task.repository, is_protected) | own

@@ -15,6 +15,9 @@ from, and includes the task's own files.
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
@@ -22,16 +25,28 @@ from typing import Any
 
 from composer_jax.errors import UserError
 from composer_jax.tasks.grader import CaseGrader, SuiteGrader
-from composer_jax.tasks.harbor import suite
+from composer_jax.tasks.patches import format_unified
+from composer_jax.tasks.suites.protected import is_protected, protected_files
+from composer_jax.tasks.suites.run import DECOYS, pytest_arguments
 from composer_jax.tasks.task import Task
 
 SCHEMA_VERSION = "1.0"
 AGENT_TIMEOUT_S = 600.0
 VERIFIER_OVERHEAD_S = 60.0  # to start a container and an interpreter, in addition to the grader's timeout
-_HERE = Path(__file__).parent
-_GRADING = _HERE.parent / "grading"
+_TASKS = Path(__file__).parents[1]
+_CASE_FILES = {
+    "verify.py": "harbor/verify_cases.py",
+    "judge.py": "grading/judge_cases.py",
+    "call_cases.py": "grading/call_cases.py",
+}
+_SUITE_FILES = {
+    "verify_suite.py": "harbor/verify_suite.py",
+    "run_suite.py": "suites/pytest_runner.py",
+    "judge_suite.py": "suites/judge.py",
+    "protected.py": "suites/protected.py",
+}
 _DOCKERFILE = "FROM python:3.11-slim\nCOPY repo /workspace\nWORKDIR /workspace\n"
-_TEST_SH = "#!/bin/sh\nexec python3 /tests/verify.py /tests /workspace /logs/verifier\n"
+_TEST_SH = "#!/bin/sh\nexec python3 /tests/{} /tests /workspace /logs/verifier\n"
 _SOLVE_SH = "#!/bin/sh\nexec python3 /solution/solve.py /solution/oracle.json /workspace\n"
 
 
@@ -50,15 +65,14 @@ def write_task(task: Task, directory: Path | str) -> Path:
     files = {f"environment/repo/{_check_path(path)}": text for path, text in task.files.items()}
     if isinstance(task.grader, SuiteGrader):
         directory.mkdir(parents=True, exist_ok=True)
-        files |= suite.write_suite(task, task.grader, directory)
+        files |= _write_suite(task, task.grader, directory)
     else:
         files |= _write_cases(task)
     files |= {
         "task.toml": _task_toml(task, directory),
         "instruction.md": task.instruction,
-        "environment/Dockerfile": suite.dockerfile(task) if isinstance(task.grader, SuiteGrader) else _DOCKERFILE,
         "solution/solve.sh": _SOLVE_SH,
-        "solution/solve.py": (_HERE / "solve.py").read_text(encoding="utf-8"),
+        "solution/solve.py": (_TASKS / "harbor/solve.py").read_text(encoding="utf-8"),
         "solution/oracle.json": json.dumps(dict(task.metadata), indent=1),
     }
     for path, text in files.items():
@@ -76,7 +90,7 @@ def read_task(directory: Path | str) -> Task:
         instruction = (directory / "instruction.md").read_bytes().decode()
         metadata = json.loads((directory / "solution/oracle.json").read_bytes())
         is_suite = "fail_to_pass" in manifest
-        rest = suite.read_suite(manifest, directory) if is_suite else _read_cases(directory)
+        rest = _read_suite(manifest, directory) if is_suite else _read_cases(directory)
         return Task(
             id=manifest["id"],
             family=manifest["family"],
@@ -105,14 +119,15 @@ def _refuse_unsupported_parts(task: Task) -> None:
         )
 
 
+def _shipped(files: Mapping[str, str]) -> dict[str, str]:
+    """Returns path in the directory -> text of files of this package; the first of them grades."""
+    texts = {f"tests/{name}": (_TASKS / source).read_text(encoding="utf-8") for name, source in files.items()}
+    return texts | {"tests/test.sh": _TEST_SH.format(next(iter(files)))}
+
+
 def _write_cases(task: Task) -> dict[str, str]:
-    return {
-        "tests/test.sh": _TEST_SH,
-        "tests/verify.py": (_HERE / "verify_cases.py").read_text(encoding="utf-8"),
-        "tests/judge.py": (_GRADING / "judge_cases.py").read_text(encoding="utf-8"),
-        "tests/call_cases.py": (_GRADING / "call_cases.py").read_text(encoding="utf-8"),
-        "tests/cases.json": json.dumps(task.grader.to_json(), indent=1),
-    }
+    cases = json.dumps(task.grader.to_json(), indent=1)
+    return {**_shipped(_CASE_FILES), "tests/cases.json": cases, "environment/Dockerfile": _DOCKERFILE}
 
 
 def _read_cases(directory: Path) -> dict[str, Any]:
@@ -144,7 +159,7 @@ def _task_toml(task: Task, directory: Path) -> str:
             "split": task.split,
             "tools": list(task.tools),
             **({} if task.max_turns is None else {"max_turns": task.max_turns}),
-            **(suite.describe_suite(task, task.grader, directory) if isinstance(task.grader, SuiteGrader) else {}),
+            **(_describe_suite(task, task.grader, directory) if isinstance(task.grader, SuiteGrader) else {}),
         },
         "verifier": {"timeout_sec": task.grader.timeout_s + VERIFIER_OVERHEAD_S},
         "agent": {"timeout_sec": AGENT_TIMEOUT_S},
@@ -167,3 +182,97 @@ def _toml_value(value: Any) -> str:
         return f"[{', '.join(map(_toml_value, value))}]"
     # JSON and TOML write booleans, finite numbers and strings alike, except that TOML requires DEL to be escaped.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _suite_dockerfile(task: Task) -> str:
+    """Returns a Dockerfile that installs the requirements in the task's metadata, or pytest without any."""
+    requirements = task.metadata.get("requirements") or ["pytest"]
+    words = " ".join(f"'{requirement}'" for requirement in requirements)
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    steps = (f"FROM python:{version}-slim", f"RUN pip install --no-cache-dir {words}", "COPY repo /workspace")
+    return "\n".join([*steps, "WORKDIR /workspace", ""])
+
+
+def _write_suite(task: Task, grader: SuiteGrader, directory: Path) -> dict[str, str]:
+    """Copies repository and hidden tests into the directory; returns path -> text of the other files."""
+    repo, tests = directory / "environment" / "repo", directory / "tests" / "repo"
+    if task.repository is not None:
+        shutil.copytree(task.repository, repo, symlinks=True)
+    if grader.tests is not None:
+        shutil.copytree(grader.tests, tests, symlinks=True)
+    protected = _write_protected(task, grader, tests)
+    suite = {
+        "fail_to_pass": list(grader.fail_to_pass),
+        "pass_to_pass": list(grader.pass_to_pass),
+        "arguments": pytest_arguments(grader.command),
+        "timeout_s": grader.timeout_s,
+        "partial": grader.partial,
+        "decoys": DECOYS,
+    }
+    files = {"tests/suite.json": json.dumps(suite, indent=1), "environment/Dockerfile": _suite_dockerfile(task)}
+    if (gold := task.metadata.get("gold")) is not None:
+        files["solution/gold.patch"] = gold_patch(task, gold)
+    return {**_shipped(_SUITE_FILES), **protected, **files}
+
+
+def _write_protected(task: Task, grader: SuiteGrader, tests: Path) -> dict[str, str]:
+    """Copies the repository's protected files beside the hidden tests, because verify_suite.py removes all others.
+
+    Returns path -> text of the protected files among the task's own files.
+    """
+    own_files = {path: text for path, text in task.files.items() if is_protected(path)}
+    hidden = set() if grader.tests is None else set(protected_files(tests))
+    root = task.repository
+    originals = {} if root is None else {path: root / path for path in protected_files(root)}
+    for path, original in originals.items():
+        behind_link = any(str(above) in hidden for above in PurePosixPath(path).parents)
+        if path not in hidden and path not in own_files and not behind_link:
+            (tests / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(original, tests / path, follow_symlinks=False)
+    return {f"tests/repo/{path}": text for path, text in own_files.items() if path not in hidden}
+
+
+def gold_patch(task: Task, gold: Mapping[str, str | None]) -> str:
+    """Returns the solution as a unified diff, for people; solve.sh writes the same texts."""
+    pieces = []
+    for path, text in sorted(gold.items()):
+        original = task.repository / path if task.repository is not None else None
+        before = original.read_bytes().decode() if original and original.is_file() else task.files.get(path)
+        pieces.append(format_unified(path, before, text))
+    return "".join(pieces)
+
+
+def _describe_suite(task: Task, grader: SuiteGrader, directory: Path) -> dict[str, Any]:
+    """Returns the entries of [metadata.composer] on the grader and on the packages that the tests need."""
+    described = {name: value for name, value in grader.to_json().items() if name != "tests"}
+    described["network"] = task.network
+    if task.metadata.get("kind"):
+        described["kind"] = task.metadata["kind"]
+    if task.packages is not None:
+        described["packages"] = os.path.relpath(task.packages.resolve(), directory.resolve())
+    if task.metadata.get("requirements"):
+        described["requirements"] = list(task.metadata["requirements"])
+    return described
+
+
+def _read_suite(described: Mapping[str, Any], directory: Path) -> dict[str, Any]:
+    """Returns the Task fields on repository and grader from the entries that describe_suite wrote.
+
+    Raises UserError when the folder of packages does not exist.
+    """
+    packages = None
+    if "packages" in described:
+        packages = Path(os.path.normpath(directory / described["packages"]))
+        if not packages.is_dir():
+            needed = " ".join(f"'{name}'" for name in described.get("requirements", ["pytest"]))
+            raise UserError(
+                f"the packages of the task in {directory} are not at {packages}; "
+                f"install them with `pip install --target {packages} {needed}`"
+            )
+    return {
+        "grader": SuiteGrader.from_json({**described, "tests": directory / "tests" / "repo"}),
+        "repository": directory / "environment" / "repo",
+        "packages": packages,
+        "network": described["network"],
+        "files": {},
+    }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 
 from composer_jax.errors import UserError
@@ -114,15 +114,18 @@ def _clear_way(folder: Path, path: str) -> Path:
 
 
 def _compare(before: Path, after: Path) -> dict[str, Change]:
-    old, new = (dict(_read_folder(folder)) for folder in (before, after))
+    old, new = read_folder(before), read_folder(after)
     changes = {path: change for path, change in new.items() if old.get(path) != change}
     return changes | {path: GONE for path in old.keys() - new.keys()}
 
 
-def _read_folder(folder: Path) -> Iterator[tuple[str, Change]]:
-    for path in sorted(folder.rglob("*")):
+def read_folder(folder: Path | None, is_wanted: Callable[[str], bool] = lambda path: True) -> dict[str, Change]:
+    """Returns the files and links below a folder, of wanted relative paths, as changes that make them; {} for None."""
+    changes = {}
+    for path in sorted(folder.rglob("*")) if folder is not None else ():
         name = path.relative_to(folder).as_posix()
-        if path.is_symlink():
-            yield name, Change("link", os.fsencode(os.readlink(path)), 0o777)
-        elif path.is_file():
-            yield name, Change("file", path.read_bytes(), path.stat().st_mode & 0o777)
+        if is_wanted(name) and path.is_symlink():
+            changes[name] = Change("link", os.fsencode(path.readlink()), 0o777)
+        elif is_wanted(name) and path.is_file():
+            changes[name] = Change("file", path.read_bytes(), path.stat().st_mode & 0o777)
+    return changes
