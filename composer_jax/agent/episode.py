@@ -20,7 +20,7 @@ from composer_jax.errors import UserError
 from composer_jax.sampler.policy import Session
 from composer_jax.sandbox import SandboxDied, SandboxKilled
 from composer_jax.tasks.grading import grade, hack_monitor
-from composer_jax.tasks.images.pools import TaskWorkspace
+from composer_jax.tasks.images import TaskWorkspace
 from composer_jax.tasks.result_cache import EpisodeCache
 
 Outcome = Literal[

@@ -8,7 +8,7 @@ from composer_jax.agent.effort import EffortConfig, EffortLevel
 from composer_jax.data.chat.chat_format import ChatFormat
 from composer_jax.errors import UserError
 from composer_jax.sandbox import SandboxPool
-from composer_jax.tasks.images.pools import ImagePools
+from composer_jax.tasks.images import ImagePools
 from composer_jax.tasks.result_cache import ResultCache
 
 

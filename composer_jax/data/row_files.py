@@ -1,11 +1,13 @@
-"""Rows of JSON lines or Parquet, from a path or any URL that fsspec reads (gs://...), each with its place."""
+"""Rows of JSON lines or Parquet, each with its place: of a whole file at a path or URL, or of part of a large file."""
 
 from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from fsspec.core import url_to_fs
 
@@ -22,19 +24,23 @@ def read_rows(path: str, bad_line: Callable[[str], None] = refuse) -> Iterator[t
 
     A place is "FILE, line 3" or "FILE, row 3", counted from 1. A row is whatever JSON the line holds.
 
-    bad_line: called with a sentence about a line that is not JSON, which is left out if the call returns.
+    path: also any URL that fsspec reads (gs://...). bad_line: called with a sentence about a line that is not JSON,
+    which is left out if the call returns.
 
-    Raises:
-      UserError: a file that cannot be read, Parquet without pyarrow, or what `bad_line` raises.
+    Raises UserError for a file that cannot be read, for Parquet without pyarrow, or what `bad_line` raises.
     """
-    if path.endswith(".parquet"):
-        yield from _parquet(path)
-        return
     try:
-        lines = _content(path).split(b"\n")  # bytes, because JSON texts may contain U+2028
+        fs, inner = url_to_fs(path)
+        content = fs.cat_file(inner)
     except Exception as error:  # remote file systems raise exceptions of their own types
         raise UserError(f"{path} cannot be read ({error})") from error
-    for number, line in enumerate(lines, 1):
+    if path.endswith(".parquet"):
+        with _reading_parquet(path) as parquet:
+            rows = parquet.read_table(io.BytesIO(content)).to_pylist()
+        for number, row in enumerate(rows, 1):
+            yield f"{path}, row {number}", row
+        return
+    for number, line in enumerate(content.split(b"\n"), 1):  # bytes, because JSON texts may contain U+2028
         if not line.strip():
             continue
         try:
@@ -45,19 +51,79 @@ def read_rows(path: str, bad_line: Callable[[str], None] = refuse) -> Iterator[t
         yield f"{path}, line {number}", row
 
 
-def _content(path: str) -> bytes:
-    fs, inner = url_to_fs(path)
-    return fs.cat_file(inner)
+class RawRow(NamedTuple):
+    """One row of a range. `name` says where it is; `value` is None where the row cannot be decoded."""
+
+    name: str
+    num_bytes: int
+    value: Any
 
 
-def _parquet(path: str) -> Iterator[tuple[str, Any]]:
+def read_json_range(path: Path, start: int, end: int) -> Iterator[RawRow]:
+    """Yields the rows of the lines that begin at the bytes `start` <= b < `end`; blank lines are left out."""
+    with path.open("rb") as file:
+        if start:
+            file.seek(start - 1)
+            file.readline()  # the rest of a line that began before `start`, or the end of the one before it
+        while (place := file.tell()) < end:
+            line = file.readline()
+            if not line:
+                return
+            if not line.strip():
+                continue
+            try:
+                value = json.loads(line)
+            except (ValueError, RecursionError):
+                value = None
+            yield RawRow(f"{path.name}#{place}", len(line), value)
+
+
+def parquet_ranges(path: Path, column: str, unit_bytes: int) -> Iterator[tuple[int, int, int]]:
+    """Yields (first row group, end, bytes of the column) of ranges that hold about `unit_bytes`.
+
+    Raises:
+      UserError: not a Parquet file, a file without the column, or no pyarrow.
+    """
+    with _reading_parquet(path) as parquet:
+        metadata = parquet.ParquetFile(path).metadata
+    columns = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
+    if column not in columns:
+        raise UserError(
+            f"{path} has no column {column!r} but {', '.join(columns)}; name the column of the text as --text_field"
+        )
+    first, size = 0, 0
+    for group in range(metadata.num_row_groups):
+        num_bytes = metadata.row_group(group).column(columns.index(column)).total_uncompressed_size
+        if group > first and size + num_bytes > unit_bytes:
+            yield first, group, size
+            first, size = group, 0
+        size += num_bytes
+    if metadata.num_row_groups:
+        yield first, metadata.num_row_groups, size
+
+
+def read_parquet_range(path: Path, first: int, end: int, columns: Sequence[str]) -> Iterator[RawRow]:
+    """Yields the rows of row groups `first` <= g < `end`, with these columns only."""
+    with _reading_parquet(path) as parquet:
+        file = parquet.ParquetFile(path)
+        for group in range(first, end):
+            row = 0
+            for batch in file.iter_batches(batch_size=256, row_groups=[group], columns=list(columns)):
+                for value in batch.to_pylist():
+                    text = value.get(columns[0])
+                    yield RawRow(f"{path.name}#{group}.{row}", len(text) if isinstance(text, str) else 0, value)
+                    row += 1
+
+
+@contextmanager
+def _reading_parquet(path: Path | str) -> Iterator[Any]:
+    """Context with pyarrow.parquet, in which errors of the file become UserError."""
     try:
         from pyarrow import ArrowException, parquet
     except ImportError:
         raise UserError(f"reading {path} needs pyarrow; pip install 'composer_jax[tasks]'") from None
     try:
-        rows = parquet.read_table(io.BytesIO(_content(path))).to_pylist()
+        yield parquet
     except (ArrowException, OSError, ValueError) as error:
-        raise UserError(f"{path} is not a readable Parquet file ({str(error).splitlines()[0]})") from error
-    for number, row in enumerate(rows, 1):
-        yield f"{path}, row {number}", row
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{path} is not a readable Parquet file ({reason}); make it anew") from error

@@ -13,7 +13,7 @@ from composer_jax.rl.rollout import run_all
 from composer_jax.sampler.policy import ServingPolicy
 from composer_jax.sandbox import LocalSandboxPool, SandboxLimits
 from composer_jax.stages.model import Model
-from composer_jax.tasks.images.pools import ImagePools
+from composer_jax.tasks.images import ImagePools
 from composer_jax.tasks.suites.run import SUITE_LIMITS
 from composer_jax.tasks.task import Task
 

@@ -27,7 +27,7 @@ from composer_jax.schema.run_config import RunConfig
 from composer_jax.stages.rollout_workers import RolloutWorkers, RolloutWorkersOptions
 from composer_jax.stages.run_model import RunModel
 from composer_jax.storage.workdir import Workdir
-from composer_jax.tasks.images.pools import ImagePools
+from composer_jax.tasks.images import ImagePools
 from composer_jax.tasks.result_cache import ResultCache
 from composer_jax.tasks.source import TaskSource
 

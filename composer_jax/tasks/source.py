@@ -16,7 +16,7 @@ from composer_jax.storage.local_copy import local_copy
 from composer_jax.tasks.config import TasksConfig
 from composer_jax.tasks.family import import_families
 from composer_jax.tasks.formats import ReadOptions, read_tasks
-from composer_jax.tasks.images.containers import require_images
+from composer_jax.tasks.images import require_images
 from composer_jax.tasks.suites.run import SUITE_LIMITS
 from composer_jax.tasks.task import Split, Task
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from composer_jax.errors import UserError
 from composer_jax.sandbox import Change, SandboxPool
-from composer_jax.tasks.formats import swe_bench
 from composer_jax.tasks.grader import CaseGrader
 from composer_jax.tasks.grading import changes_from_texts, grade, initial_changes
-from composer_jax.tasks.images.containers import container_pool
+from composer_jax.tasks.images import container_pool
+from composer_jax.tasks.patches.git_diff import changes_from_patch
 from composer_jax.tasks.task import Task
 
 RUNS = 5
@@ -59,7 +59,8 @@ def gold_changes(task: Task) -> dict[str, Change] | None:
             changes[edit["path"]] = Change("file", text.replace(edit["old"], edit["new"]).encode())
         return changes
     if task.repository is not None and "gold_patch" in metadata:
-        return changes | swe_bench.gold_changes(task)
+        is_reverse = metadata.get("gold_is_reverse", False)
+        return changes | changes_from_patch(task.repository, metadata["gold_patch"], is_reverse)
     return None
 
 

@@ -23,7 +23,7 @@ from composer_jax.errors import UserError
 from composer_jax.sandbox import SandboxDied
 from composer_jax.sandbox.engine import owner
 from composer_jax.tasks import LogGrader, Task
-from composer_jax.tasks.images.pools import FOLDER_PREFIX, KEPT_WORKSPACES, ImagePools
+from composer_jax.tasks.images import FOLDER_PREFIX, KEPT_WORKSPACES, ImagePools
 from composer_jax.tasks.result_cache import ResultCache
 from tests.agent.conftest import ScriptedSession
 

@@ -17,7 +17,7 @@ from composer_jax.data.prepare.filters import reason_by_path
 from composer_jax.data.prepare.git_repository import BlobReader, read_commits
 from composer_jax.data.prepare.languages import DIFF, TEXT, Language, language_of
 from composer_jax.data.prepare.plan import Part, WorkUnit
-from composer_jax.data.prepare.row_parts import RawRow, read_json_range, read_parquet_range
+from composer_jax.data.row_files import RawRow, read_json_range, read_parquet_range
 from composer_jax.data.tokenizer import encodable
 from composer_jax.errors import UserError
 

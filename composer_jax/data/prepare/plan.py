@@ -19,7 +19,7 @@ from composer_jax.data.prepare.config import PrepareConfig
 from composer_jax.data.prepare.filters import reason_by_path
 from composer_jax.data.prepare.git_repository import head_commit, is_repository, list_blobs
 from composer_jax.data.prepare.languages import language_of
-from composer_jax.data.prepare.row_parts import parquet_ranges
+from composer_jax.data.row_files import parquet_ranges
 from composer_jax.errors import UserError
 
 Kind = Literal["folder", "git", "commits", "jsonl", "parquet"]

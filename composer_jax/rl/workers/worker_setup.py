@@ -11,7 +11,7 @@ from composer_jax.data.chat.formats import chat_format_kind
 from composer_jax.data.chat.load_chat_format import load_chat_format, load_tokenizer
 from composer_jax.data.chat.tool_prompt import TOOL_PROMPT
 from composer_jax.sandbox import LocalSandboxPool, SandboxLimits
-from composer_jax.tasks.images.pools import ImagePools
+from composer_jax.tasks.images import ImagePools
 from composer_jax.tasks.result_cache import ResultCache
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from composer_jax.errors import UserError
@@ -40,18 +41,15 @@ class Mirrors:
         if target.is_dir():
             return target
         mirror = self._mirror(repo, flat)
-        self.store.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=self.store, prefix=".checkout-") as scratch:
-            files = Path(scratch, "files")
-            files.mkdir()
-            where = {"GIT_DIR": str(mirror), "GIT_WORK_TREE": str(files), "GIT_INDEX_FILE": str(Path(scratch, "index"))}
+        with new_folder(self.store) as files:
+            index = str(files.with_name("index"))
+            where = {"GIT_DIR": str(mirror), "GIT_WORK_TREE": str(files), "GIT_INDEX_FILE": index}
             try:
                 run_git("read-tree", f"{commit}^{{commit}}", cwd=files, environment=where)
                 run_git("checkout-index", "--all", "--force", cwd=files, environment=where)
             except GitError as error:
                 raise UserError(f"{mirror} has no readable commit {commit}; fetch it ({error})") from None
-            move_into_store(files, target)
-        return target
+            return move_into_store(files, target)
 
     def _mirror(self, repo: str, flat: str) -> Path:
         for name in (flat, repo):
@@ -61,11 +59,21 @@ class Mirrors:
         raise UserError(f"{self.folder} holds no git repository {flat} or {repo}; clone it there")
 
 
-def move_into_store(finished: Path, target: Path) -> None:
-    """Moves a finished folder to `target` in a store, or deletes it if another process was faster."""
+@contextmanager
+def new_folder(store: Path) -> Iterator[Path]:
+    """Context with an empty folder on the disk of a store, which `move_into_store` takes when it is finished."""
+    store.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=store, prefix=".unfinished-") as scratch:
+        files = Path(scratch, "files")
+        files.mkdir()
+        yield files
+
+
+def move_into_store(finished: Path, target: Path) -> Path:
+    """Moves a finished folder to `target` in a store, or deletes it if another process was faster; returns `target`."""
     try:
         finished.rename(target)
     except OSError:
         if not target.is_dir():
             raise
-        shutil.rmtree(finished)
+    return target

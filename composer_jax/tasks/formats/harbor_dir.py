@@ -11,14 +11,13 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import tempfile
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from composer_jax.errors import UserError
-from composer_jax.tasks.formats.checkout import move_into_store
+from composer_jax.tasks.formats.checkout import move_into_store, new_folder
 from composer_jax.tasks.formats.dockerfile import NeedsContainer, build_workspace, check_script
 from composer_jax.tasks.formats.fields import Fields
 from composer_jax.tasks.formats.options import ReadOptions
@@ -172,15 +171,9 @@ def _workspace(directory: Path, environment: Fields, options: ReadOptions) -> Pa
     dockerfile = directory / "environment" / "Dockerfile"
     if not dockerfile.is_file():
         raise NeedsContainer(f"{directory}/task.toml names the image {environment.text('docker_image')}")
-    options.store.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=options.store, prefix=".workspace-") as scratch:
-        files = Path(scratch, "files")
-        files.mkdir()
+    with new_folder(options.store) as files:
         build_workspace(dockerfile, files, options.packages)
-        target = options.store / f"harbor@{_digest(files)}"
-        if not target.is_dir():
-            move_into_store(files, target)
-        return target
+        return move_into_store(files, options.store / f"harbor@{_digest(files)}")
 
 
 def _image_name(directory: Path) -> str:

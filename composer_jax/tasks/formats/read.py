@@ -7,14 +7,16 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from composer_jax.data.row_files import read_rows
 from composer_jax.errors import UserError
 from composer_jax.extensions import resolve
 from composer_jax.tasks import harbor
 from composer_jax.tasks.formats import harbor_dir, swe_bench, swe_smith
 from composer_jax.tasks.formats.fields import Fields
 from composer_jax.tasks.formats.options import ReadOptions
-from composer_jax.tasks.formats.rows import ROW_FILES, read_rows
 from composer_jax.tasks.task import Task
+
+ROW_FILES = (".jsonl", ".parquet")
 
 
 def read_tasks(path: Path | str, options: ReadOptions | None = None, skipped: list[str] | None = None) -> list[Task]:
@@ -61,7 +63,12 @@ def _find_readers(path: Path, options: ReadOptions) -> Sequence[Callable[[], Tas
 def _read_row_file(path: Path, options: ReadOptions) -> Sequence[Callable[[], Task]] | None:
     if not (path.is_file() and path.suffix in ROW_FILES):
         return None
-    return [partial(_read_row, row, options) for row in read_rows(path)]
+    rows = []
+    for place, row in read_rows(str(path)):
+        if not isinstance(row, dict):
+            raise UserError(f"{place} is not a JSON object but a {type(row).__name__}; every line must be one row")
+        rows.append(partial(_read_row, Fields(row, place), options))
+    return rows
 
 
 def _read_task_repository(path: Path, options: ReadOptions) -> Sequence[Callable[[], Task]] | None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,7 @@ from typing import Any
 import yaml
 
 from composer_jax.errors import UserError
-from composer_jax.sandbox import Change
-from composer_jax.tasks.formats.checkout import Mirrors, move_into_store
+from composer_jax.tasks.formats.checkout import Mirrors, move_into_store, new_folder
 from composer_jax.tasks.formats.fields import Fields
 from composer_jax.tasks.formats.options import ReadOptions
 from composer_jax.tasks.grader import Grader, LogGrader, SuiteGrader
@@ -68,18 +66,6 @@ def read_row(row: Fields, options: ReadOptions) -> Task:
         packages=packages,
         image=image,
     )
-
-
-def gold_changes(task: Task) -> dict[str, Change]:
-    """Returns the changes of the solution of a SWE-bench or SWE-smith task, to validate the task.
-
-    Raises UserError for a task without a checkout.
-    """
-    if task.repository is None or "gold_patch" not in task.metadata:
-        raise UserError(
-            f"task {task.id} has no checkout or no solution; read it with the folder of its repository (repos)"
-        )
-    return changes_from_patch(task.repository, task.metadata["gold_patch"], task.metadata.get("gold_is_reverse", False))
 
 
 def is_task_repository(path: Path) -> bool:
@@ -188,12 +174,10 @@ def _tests(checkout: Path, patch: str, store: Path) -> Path:
     changes = changes_from_patch(checkout, patch)
     key = hashlib.sha256(f"{checkout.name}\0{patch}".encode(errors="surrogateescape")).hexdigest()
     target = store / f"tests@{key[:16]}"
-    if not target.is_dir():
-        with tempfile.TemporaryDirectory(dir=store, prefix=".tests-") as scratch:
-            files = Path(scratch, "files")
-            files.mkdir()
-            for path, change in changes.items():
-                if change.kind != "gone":
-                    apply_change(files, path, change)
-            move_into_store(files, target)
-    return target
+    if target.is_dir():
+        return target
+    with new_folder(store) as files:
+        for path, change in changes.items():
+            if change.kind != "gone":
+                apply_change(files, path, change)
+        return move_into_store(files, target)

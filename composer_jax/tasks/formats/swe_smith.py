@@ -11,11 +11,10 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
-import tempfile
 from pathlib import Path
 
 from composer_jax.errors import UserError
-from composer_jax.tasks.formats.checkout import Mirrors, move_into_store
+from composer_jax.tasks.formats.checkout import Mirrors, move_into_store, new_folder
 from composer_jax.tasks.formats.fields import Fields
 from composer_jax.tasks.formats.options import ReadOptions
 from composer_jax.tasks.formats.swe_bench import (
@@ -99,11 +98,10 @@ def _with_bug(row: Fields, name: str, patch: str, mirrors: Mirrors) -> Path:
         changes = changes_from_patch(clean, patch)
     key = hashlib.sha256(patch.encode(errors="surrogateescape")).hexdigest()
     target = mirrors.store / f"{clean.name}+{key[:16]}"
-    if not target.is_dir():
-        with tempfile.TemporaryDirectory(dir=mirrors.store, prefix=".bug-") as scratch:
-            files = Path(scratch, "files")
-            shutil.copytree(clean, files, symlinks=True)
-            for path, change in changes.items():
-                apply_change(files, path, change)
-            move_into_store(files, target)
-    return target
+    if target.is_dir():
+        return target
+    with new_folder(mirrors.store) as files:
+        shutil.copytree(clean, files, symlinks=True, dirs_exist_ok=True)
+        for path, change in changes.items():
+            apply_change(files, path, change)
+        return move_into_store(files, target)

@@ -1,7 +1,6 @@
 """One model of a diff: its files and hunks, the unified format, the difference of two texts, and workspace changes."""
 
-from composer_jax.tasks.patches.line_diff import diff_lines, merge_versions, split_lines
-from composer_jax.tasks.patches.patch import FilePatch, Hunk, PatchError
+from composer_jax.tasks.patches.patch import FilePatch, Hunk, PatchError, diff_lines, merge_versions, split_lines
 from composer_jax.tasks.patches.unified import format_unified, header_paths, parse_unified
 
 __all__ = [

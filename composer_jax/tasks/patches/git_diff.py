@@ -1,11 +1,11 @@
-"""Changes of a workspace from a diff and as a diff, binary files included; git applies and writes the diff."""
+"""Changes of a workspace from a diff, binary files included, which git applies; and folders of the host as changes."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
 from composer_jax.errors import UserError
@@ -36,30 +36,6 @@ def changes_from_patch(folder: Path, patch: str, reverse: bool = False) -> dict[
         return _compare(before, after)
 
 
-def patch_from_changes(folder: Path | None, changes: Mapping[str, Change]) -> str:
-    """The git diff (a/, b/; binary files included) of applying `changes` to `folder`.
-
-    None: an empty folder. Empty folders and the contents of a .git are not part of a diff.
-    """
-    with tempfile.TemporaryDirectory() as scratch:
-        files = Path(scratch, "files")
-        files.mkdir()
-        variables = {"GIT_DIR": str(Path(scratch, "git")), "GIT_WORK_TREE": str(files)}
-        run_git("init", "--quiet", cwd=files, environment=variables)
-        Path(scratch, "git/info").mkdir(exist_ok=True)
-        Path(scratch, "git/info/attributes").write_text("* -text -filter -ident !diff\n")
-        for path in changes:
-            if folder is not None:
-                _copy(folder, path, files)
-        trees = [_write_tree(files, variables)]
-        for path in sorted(changes):
-            apply_change(files, path, changes[path])
-        trees.append(_write_tree(files, variables))
-        options = ("-r", "-p", "--binary", "--no-renames", "--no-ext-diff", "--no-textconv")
-        diff = run_git("diff-tree", *options, *trees, cwd=files, environment=variables)
-        return diff.decode(errors="surrogateescape")
-
-
 def apply_change(folder: Path, path: str, change: Change) -> None:
     """Writes one change to a folder of the host. Raises UserError for a path that leads out of it."""
     target = _clear_way(folder, path)
@@ -79,11 +55,6 @@ def apply_change(folder: Path, path: str, change: Change) -> None:
     else:
         target.write_bytes(change.data)
         target.chmod(change.mode & 0o777 | 0o600)
-
-
-def _write_tree(files: Path, variables: Mapping[str, str]) -> str:
-    run_git("add", "--all", "--force", ".", cwd=files, environment=variables)
-    return run_git("write-tree", cwd=files, environment=variables).decode().strip()
 
 
 def _copy(folder: Path, path: str, into: Path) -> None:

@@ -8,8 +8,9 @@ import pytest
 
 from composer_jax.errors import UserError
 from composer_jax.sandbox import Change
-from composer_jax.tasks.formats import ReadOptions, gold_changes, read_tasks
+from composer_jax.tasks.formats import ReadOptions, read_tasks
 from composer_jax.tasks.grading import grade
+from composer_jax.tasks.validate import gold_changes
 
 
 @pytest.fixture

@@ -1,1 +1,0 @@
-"""Containers for tasks that cannot run without an image of their own."""
