@@ -27,7 +27,7 @@ class Codebase:
     files: Mapping[str, str]
     """Path below the folder -> the file's text under its header, by the alphabet."""
     left_out: Mapping[str, Sequence[str]]
-    """Reason (data/prepare/filters.py: REASONS) -> the paths that are left out for it."""
+    """Reason (data/prepare/filters.py) -> the paths that are left out for it."""
 
 
 @dataclass(frozen=True)

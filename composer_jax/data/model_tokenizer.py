@@ -7,16 +7,36 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import tokenizers
 
-from composer_jax.data.fim_tokens import FIM_TEXTS
 from composer_jax.data.tokenizer import encodable
 from composer_jax.errors import UserError
 
 _UNKNOWN = "\ufffd"
 _SAMPLE = "A line,  two spaces\n\tand \u00e9\u4e2d\U0001f600 <|x|>\n\n"  # decode(encode(...)) must return it
+
+
+class FimTokens(NamedTuple):
+    """The control tokens before the prefix, the suffix and the middle of a text that is filled in, by their texts."""
+
+    prefix: str
+    suffix: str
+    middle: str
+
+
+FIM_TOKENS = (
+    FimTokens("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen2.5-Coder, Qwen3, CodeGemma
+    FimTokens("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, SmolLM2
+    FimTokens("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek-Coder, DeepSeek-V3
+    FimTokens("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
+    FimTokens("[PREFIX]", "[SUFFIX]", "[MIDDLE]"),  # Codestral
+)
+"""The first three that a tokenizer has are used."""
+
+FIM_TEXTS = frozenset(text for tokens in FIM_TOKENS for text in tokens)
+"""All of their texts, to which no file may encode."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +53,7 @@ class ModelTokenizer:
 
     control: the control tokens by their text: those that the tokenizer declares special, those that its config names,
     those in the chat template (many models do not declare the tokens around tool calls special) and those for filling
-    in the middle (fim_tokens.py). names: their texts by id. bos, pad, vocab_size: see TextTokenizer. end_ids: the ids
+    in the middle (FIM_TOKENS). names: their texts by id. bos, pad, vocab_size: see TextTokenizer. end_ids: the ids
     that end what the model generates.
     """
 

@@ -6,7 +6,7 @@ import grain
 import numpy as np
 import pytest
 
-from composer_jax.data.mixture import Mixture
+from composer_jax.data.pipeline import Mixture
 
 ROWS = 1200
 

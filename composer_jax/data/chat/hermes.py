@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from composer_jax.data.chat.call_scanner import CallTokens
 from composer_jax.data.chat.chat_format import Conversation, ToolSpec, check_answers, declarations, rendered_calls
 from composer_jax.data.chat.hermes_calls import CALL, parse_control_calls
 from composer_jax.data.chat.jinja_template import JinjaTemplate
-from composer_jax.data.chat.messages import AssistantMessage, ToolCall, check_call
+from composer_jax.data.chat.messages import AssistantMessage, CallTokens, ToolCall, check_call
 from composer_jax.data.chat.template_format import Dicts, TemplateFormat
 from composer_jax.data.model_tokenizer import ModelTokenizer
 from composer_jax.errors import UserError

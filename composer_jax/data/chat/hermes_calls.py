@@ -6,8 +6,17 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from composer_jax.data.chat.call_scanner import CallSpan, CallTokens, join_content, scan_calls
-from composer_jax.data.chat.messages import AssistantMessage, MalformedToolCall, ToolCall, is_tool_name, read_json
+from composer_jax.data.chat.messages import (
+    AssistantMessage,
+    CallSpan,
+    CallTokens,
+    MalformedToolCall,
+    ToolCall,
+    is_tool_name,
+    join_content,
+    read_json,
+    scan_calls,
+)
 from composer_jax.data.model_tokenizer import ModelTokenizer
 
 CALL = ("<tool_call>", "</tool_call>")

@@ -16,7 +16,6 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 
-from composer_jax.data.chat.call_scanner import CallSpan, CallTokens, join_content, scan_calls
 from composer_jax.data.chat.chat_format import (
     ChatFormat,
     Conversation,
@@ -28,12 +27,16 @@ from composer_jax.data.chat.chat_format import (
 )
 from composer_jax.data.chat.messages import (
     AssistantMessage,
+    CallSpan,
+    CallTokens,
     MalformedToolCall,
     ToolCall,
     check_call,
     compact_json,
     is_tool_name,
+    join_content,
     read_json,
+    scan_calls,
 )
 from composer_jax.data.model_tokenizer import ModelTokenizer
 

@@ -17,12 +17,18 @@ import re
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from composer_jax.data.chat.call_scanner import CallTokens, join_content
 from composer_jax.data.chat.chat_format import Conversation, ToolSpec, check_answers, rendered_calls
 from composer_jax.data.chat.control_text import THINKING
 from composer_jax.data.chat.hermes_calls import ANSWER, CALL, call_object, parse_control_calls, plain_json, read_call
 from composer_jax.data.chat.jinja_template import JinjaTemplate
-from composer_jax.data.chat.messages import AssistantMessage, MalformedToolCall, ToolCall, check_call
+from composer_jax.data.chat.messages import (
+    AssistantMessage,
+    CallTokens,
+    MalformedToolCall,
+    ToolCall,
+    check_call,
+    join_content,
+)
 from composer_jax.data.chat.template_format import Dicts, TemplateFormat
 from composer_jax.data.chat.tool_prompt import (
     SIGNATURES,

@@ -13,8 +13,8 @@ import numpy as np
 from composer_jax.atomic_write import open_atomically
 from composer_jax.data.prepare.candidates import read_candidates
 from composer_jax.data.prepare.config import PrepareConfig
+from composer_jax.data.prepare.duplicates import PERMUTATIONS, signatures
 from composer_jax.data.prepare.filters import filter_text
-from composer_jax.data.prepare.near_duplicates import PERMUTATIONS, signatures
 from composer_jax.data.prepare.plan import WorkUnit
 from composer_jax.data.prepare.statistics import Tally
 

@@ -1,12 +1,14 @@
-"""Which files are left out before any is compared, and why."""
+"""Which files are left out before any is compared, and why: above all those that look as if they held a secret."""
 
 from __future__ import annotations
 
+import math
+import posixpath
 import re
+from collections import Counter
 
 from composer_jax.data.corpus import source_text
 from composer_jax.data.prepare.languages import Language
-from composer_jax.data.prepare.secrets import holds_secret, is_secret_file
 
 _VENDORED = frozenset(
     "node_modules bower_components jspm_packages vendor vendored _vendor third_party third-party thirdparty external "
@@ -26,29 +28,38 @@ _HEAD_BYTES = 1000  # in which a generated file says that it is one
 _LONGEST_LINE, _MEAN_LINE = 1000, 100
 """Bytes of a line, above which code is taken for minified: StarCoder's filters (arXiv:2305.06161, section 3.1)."""
 
-REASONS = (
-    "secret",
-    "vendored",
-    "built",
-    "generated",
-    "unknown language",
-    "other language",
-    "too large",
-    "unreadable",
-    "binary",
-    "wrong encoding",
-    "empty",
-    "minified",
-    "no text",
-    "no training file",
-    "exact duplicate",
-    "near duplicate",
+_FILE_NAMES = frozenset(
+    ".env .npmrc .netrc .pypirc .pgpass .htpasswd credentials id_rsa id_dsa id_ecdsa id_ed25519".split()
 )
-"""Everything that a document can be left out for, here and in the files beside this one."""
+_ENDINGS = frozenset(".pem .key .pfx .p12 .jks .keystore .kdbx .ppk".split())
+
+# Each pattern is only searched in texts that hold one of its marks, because a search for bytes is far faster.
+_PATTERNS = [
+    ((b" PRIVATE KEY",), rb"-----BEGIN [A-Z ]*PRIVATE KEY( BLOCK)?-----\s+[A-Za-z0-9+/=:, \r\n-]{64}"),
+    ((b"AKIA", b"ASIA"), rb"\bA[KS]IA[0-9A-Z]{16}\b"),
+    ((b"ghp_", b"gho_", b"ghu_", b"ghs_", b"ghr_"), rb"\bgh[pousr]_[A-Za-z0-9]{36}"),
+    ((b"github_pat_",), rb"\bgithub_pat_[A-Za-z0-9_]{60}"),
+    ((b"glpat-",), rb"\bglpat-[A-Za-z0-9_-]{20}"),
+    ((b"AIza",), rb"\bAIza[A-Za-z0-9_-]{35}"),
+    ((b"xox",), rb"\bxox[abprs]-[0-9]{8,}-[A-Za-z0-9-]{16}"),
+    ((b"hooks.slack.com",), rb"hooks\.slack\.com/services/T[A-Z0-9]{8,}/B[A-Z0-9]{8,}/[A-Za-z0-9]{20}"),
+    ((b"k_live_",), rb"\b[rs]k_live_[A-Za-z0-9]{20}"),
+    ((b"sk-",), rb"\bsk-(ant-|proj-|svcacct-)?[A-Za-z0-9_-]{40}"),
+    ((b"hf_",), rb"\bhf_[A-Za-z]{34}\b"),
+    ((b"npm_",), rb"\bnpm_[A-Za-z0-9]{36}\b"),
+    ((b"pypi-AgE",), rb"\bpypi-AgE[A-Za-z0-9_-]{50}"),
+    ((b"SG.",), rb"\bSG\.[A-Za-z0-9_-]{22}\.[A-Za-z0-9_-]{43}"),
+]
+_KNOWN = [(marks, re.compile(pattern)) for marks, pattern in _PATTERNS]
+_QUOTED = re.compile(rb"""["']([A-Za-z0-9+/=_-]{20,120})["']""")
+_NAMED = re.compile(rb"""(?i)(passw(or)?d|secret|token|api_?key|access_?key)[A-Za-z0-9_]*["']?\s*(=|:|=>|:=)\s*$""")
+_NAME_BYTES = 60  # before a quoted text, in which the name that it is given is looked for
+_ENTROPY_BITS = 3.7  # per character; English words have about 3.2, random base64 of 20 characters about 4.1
+_EXAMPLE = re.compile(rb"(?i)example|placeholder|xxxx|your[_-]|dummy|0123456|abcdef")
 
 
 def reason_by_path(path: str, language: Language | None, languages: tuple[str, ...]) -> str | None:
-    """Returns why a file is left out before it is read, one of REASONS; None if it is not.
+    """Returns why a file is left out before it is read; None if it is not.
 
     Args:
       path: relative to the source, with slashes.
@@ -70,7 +81,7 @@ def reason_by_path(path: str, language: Language | None, languages: tuple[str, .
 
 
 def filter_text(data: bytes, language: Language) -> tuple[str, str | None]:
-    """Returns (text with \\n line ends, None), or ("", why the content is left out: one of REASONS)."""
+    """Returns (text with \\n line ends, None), or ("", why the content is left out)."""
     if b"\0" in data:
         return "", "binary"
     try:
@@ -86,3 +97,35 @@ def filter_text(data: bytes, language: Language) -> tuple[str, str | None]:
         if len(text) > _MEAN_LINE * len(lines) or max(map(len, lines)) > _LONGEST_LINE:
             return "", "minified"
     return ("", "secret") if holds_secret(data) else (text, None)
+
+
+def is_secret_file(path: str) -> bool:
+    """Whether a file of this name usually holds keys or passwords."""
+    name = posixpath.basename(path)
+    return name in _FILE_NAMES or name.startswith(".env.") or posixpath.splitext(name)[1] in _ENDINGS
+
+
+def holds_secret(data: bytes) -> bool:
+    """Whether a text holds a key or token of a known form, or a random-looking text that is named as a secret.
+
+    Published examples (with "example", "dummy", "xxxx" or the like inside) do not count.
+    """
+    for marks, pattern in _KNOWN:
+        if any(mark in data for mark in marks):
+            if any(not _EXAMPLE.search(match[0]) for match in pattern.finditer(data)):
+                return True
+    return any(_is_named_secret(data, match) for match in _QUOTED.finditer(data))
+
+
+def _is_named_secret(data: bytes, match: re.Match[bytes]) -> bool:
+    value = match[1]
+    if _NAMED.search(data, max(0, match.start() - _NAME_BYTES), match.start()) is None:
+        return False
+    kinds = [any(low <= byte <= high for byte in value) for low, high in (b"az", b"AZ", b"09")]
+    return all(kinds) and _entropy(value) > _ENTROPY_BITS and not _EXAMPLE.search(value)
+
+
+def _entropy(value: bytes) -> float:
+    """Bits per byte of the distribution of the bytes."""
+    counts = Counter(value).values()
+    return -sum(count / len(value) * math.log2(count / len(value)) for count in counts)

@@ -5,7 +5,12 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,15 +19,12 @@ import numpy as np
 
 from composer_jax.atomic_write import open_atomically, write_atomically
 from composer_jax.data.prepare.config import PrepareConfig
-from composer_jax.data.prepare.duplicates import find_duplicates
-from composer_jax.data.prepare.fill_in_the_middle import find_fim_ids
+from composer_jax.data.prepare.duplicates import check_library, find_duplicates
 from composer_jax.data.prepare.filter_unit import FilteredUnit, filter_unit
-from composer_jax.data.prepare.near_duplicates import check_library
 from composer_jax.data.prepare.plan import read_unit, unit_file, write_units
 from composer_jax.data.prepare.shards import RECORD_TOKENS, record_counts, token_dtype
 from composer_jax.data.prepare.statistics import Tally, statistics_page
-from composer_jax.data.prepare.tokenize_unit import SPLITS, cached_tokenizer, tokenize_unit
-from composer_jax.data.prepare.worker_pool import run_in_workers
+from composer_jax.data.prepare.tokenize_unit import SPLITS, cached_tokenizer, find_fim_ids, tokenize_unit
 from composer_jax.errors import UserError
 from composer_jax.observe.progress import Progress
 
@@ -98,7 +100,7 @@ def _run(function: Callable[[int], None], step: str, sizes: Sequence[int], out: 
     missing = [number for number in range(len(sizes)) if not _step_file(out, number, step).exists()]
     done = sum(sizes) - sum(sizes[number] for number in missing)
     with Progress(sum(sizes), "bytes", {"filter": "filter", "tokens": "tokenize"}[step], initial=done) as progress:
-        for number, _ in run_in_workers(function, missing, workers):
+        for number in run_in_workers(function, missing, workers):
             progress.update(sizes[number])
 
 
@@ -184,3 +186,41 @@ def _write_documents(results: Sequence[dict[str, Any]], split: str, out: Path) -
         for result in results
     ]
     return {"documents": len(lengths), "tokens": int(lengths.sum(dtype=np.int64)), "sources": names, "shards": shards}
+
+
+def run_in_workers(function: Callable[[int], None], numbers: Sequence[int], workers: int) -> Iterator[int]:
+    """Calls function(number) in worker processes; yields each number when it is done, in any order.
+
+    function: can be pickled. What it raises is raised here, and ends the other workers.
+
+    Raises:
+      UserError: a worker process was killed.
+    """
+    if not numbers:
+        return
+    others = set(multiprocessing.active_children())
+    executor = ProcessPoolExecutor(
+        min(workers, len(numbers)), multiprocessing.get_context("spawn"), initializer=_start_worker
+    )
+    try:
+        futures = {executor.submit(function, number): number for number in numbers}
+        for future in as_completed(futures):
+            future.result()
+            yield futures.pop(future)
+        executor.shutdown()
+    except BrokenProcessPool as error:
+        raise UserError(
+            "a worker process was killed, perhaps because the memory was full; continue with fewer --workers"
+        ) from error
+    finally:
+        # After an error or Ctrl-C nobody needs the units in progress: their files appear when they are complete.
+        for process in set(multiprocessing.active_children()) - others:
+            process.terminate()
+        executor.shutdown(cancel_futures=True)
+
+
+def _start_worker() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the first one ends the others
+    # Each worker is one of several and has one core: the tokenizer and the MinHash library start no threads.
+    os.environ["RAYON_NUM_THREADS"] = "1"
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from composer_jax.data.chat.load_chat_format import load_tokenizer
+from composer_jax.data.model_tokenizer import FIM_TOKENS, ModelTokenizer
 from composer_jax.data.prepare.candidates import DocumentCandidate, read_candidates
 from composer_jax.data.prepare.config import PrepareConfig
 from composer_jax.data.prepare.duplicates import DUPLICATE_REASONS, UNIQUE
-from composer_jax.data.prepare.fill_in_the_middle import cut_for_fim, fim_segments, find_fim_ids
 from composer_jax.data.prepare.filter_unit import FilteredUnit, text_digest
 from composer_jax.data.prepare.filters import filter_text
-from composer_jax.data.prepare.layout import TextDocument, file_document, repository_documents
+from composer_jax.data.prepare.layout import TextDocument, repository_documents
 from composer_jax.data.prepare.plan import Part, WorkUnit
 from composer_jax.data.prepare.shards import token_dtype, write_shard
 from composer_jax.data.prepare.statistics import Tally
@@ -28,6 +29,8 @@ _BATCH_CHARACTERS = 1_000_000  # that are encoded at once
 
 cached_tokenizer = functools.cache(load_tokenizer)
 """`load_tokenizer`, once per process."""
+FimIds = tuple[int, int, int]
+"""The ids of the tokens before prefix, suffix and middle."""
 
 
 def tokenize_unit(
@@ -109,7 +112,7 @@ def _documents(part: Part, files: dict[str, str], config: PrepareConfig) -> Iter
     if config.documents == "repository" and part.kind in ("folder", "git"):
         yield from repository_documents(files, config.repository_bytes)
     else:
-        yield from (file_document(path, text) for path, text in files.items())
+        yield from (TextDocument(path, "", text) for path, text in files.items())
 
 
 def _encode(
@@ -146,3 +149,37 @@ def _encode(
             yield from flush()
             characters = 0
     yield from flush()
+
+
+def find_fim_ids(tok: TextTokenizer, name: str) -> FimIds:
+    """Returns the tokenizer's ids for filling in the middle. Raises UserError if it has none.
+
+    name: where the tokenizer comes from, for the error.
+    """
+    control = tok.control if isinstance(tok, ModelTokenizer) else {}
+    for tokens in FIM_TOKENS:
+        if all(text in control for text in tokens):
+            return control[tokens.prefix].id, control[tokens.suffix].id, control[tokens.middle].id
+    raise UserError(
+        f"the tokenizer {name} has no tokens for filling in the middle, such as {' '.join(FIM_TOKENS[0])}; use "
+        "--fim_share=0, or a tokenizer that has them"
+    )
+
+
+def cut_for_fim(text: str, name: str, seed: int, share: float) -> tuple[str, str, str] | None:
+    """Returns (prefix, middle, suffix) of a text to learn inserting (arXiv:2207.14255); None outside the chosen share.
+
+    A hash of `seed` and `name` chooses, and cuts at two characters with equal probability for each.
+    """
+    digest = hashlib.sha256(f"{seed}\0{name}".encode("utf-8", errors="surrogateescape")).digest()
+    chosen, *places = (int.from_bytes(digest[i : i + 8], "little") for i in (0, 8, 16))
+    if chosen / 2**64 >= share:
+        return None
+    start, end = sorted(place % (len(text) + 1) for place in places)
+    return text[:start], text[start:end], text[end:]
+
+
+def fim_segments(cut: tuple[str, str, str], ids: FimIds) -> list[str | int]:
+    """Returns texts and token ids in the order prefix, suffix, middle."""
+    prefix, middle, suffix = cut
+    return [ids[0], prefix, ids[1], suffix, ids[2], middle]

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_jax.data.chat.load_chat_format import load_tokenizer
-from composer_jax.data.prepare.fill_in_the_middle import cut_for_fim, fim_segments, find_fim_ids
+from composer_jax.data.prepare.tokenize_unit import cut_for_fim, fim_segments, find_fim_ids
 from composer_jax.errors import UserError
 from tests.data.model_folders import tokenizer_json
 from tests.data.prepare.folders import make_tokenizer

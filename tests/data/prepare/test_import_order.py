@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_jax.data.prepare.import_order import import_order
-from composer_jax.data.prepare.layout import repository_documents
+from composer_jax.data.prepare.layout import import_order, repository_documents
 
 TREES = {
     "python": {

@@ -7,8 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_jax.data.prepare.duplicates import EXACT, NEAR, UNIQUE, find_duplicates
-from composer_jax.data.prepare.near_duplicates import FEWEST_SHINGLES, SHINGLE_WORDS, shingle_hashes, signatures
+from composer_jax.data.prepare.duplicates import (
+    EXACT,
+    FEWEST_SHINGLES,
+    NEAR,
+    SHINGLE_WORDS,
+    UNIQUE,
+    find_duplicates,
+    shingle_hashes,
+    signatures,
+)
 
 WORD = st.text("abcdefgé_019", min_size=1, max_size=8)
 
