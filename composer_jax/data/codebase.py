@@ -14,10 +14,8 @@ from composer_jax.data.prepare.config import PrepareConfig
 from composer_jax.data.prepare.filters import filter_text, reason_by_path
 from composer_jax.data.prepare.languages import TEXT, language_of
 from composer_jax.data.prepare.layout import path_header, printable_path, with_line_end
-from composer_jax.data.text_tokenizer import TextTokenizer
+from composer_jax.data.text_tokenizer import TextTokenizer, encode_texts
 from composer_jax.errors import UserError
-
-_BATCH_CHARACTERS = 1_000_000  # that are encoded at once
 
 
 @dataclass(frozen=True)
@@ -72,15 +70,7 @@ def read_codebase(folder: Path, extensions: Sequence[str] = ()) -> Codebase:
 
 def encode_codebase(codebase: Codebase, tok: TextTokenizer) -> CodebaseTokens:
     """Encodes a codebase as one document. No token spans two files."""
-    pieces: list[np.ndarray] = []
-    waiting: list[str] = []
-    characters = 0
-    for number, text in enumerate(codebase.files.values(), 1):
-        waiting.append(text)
-        characters += len(text)
-        if characters >= _BATCH_CHARACTERS or number == len(codebase.files):
-            pieces += [np.asarray(ids, np.int32) for ids in tok.encode_batch(waiting)]
-            waiting, characters = [], 0
+    pieces = list(encode_texts(tok, codebase.files.values()))
     return CodebaseTokens(
         ids=np.concatenate([*pieces, np.array([tok.eod], np.int32)]),
         paths=[printable_path(path) for path in codebase.files],

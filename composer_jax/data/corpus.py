@@ -12,14 +12,14 @@ import os
 import stat
 import sysconfig
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from composer_jax.errors import UserError
 
-Progress = Callable[[int, int], None]
-"""Called with (done, total) during long work; the unit is the caller's to label."""
+MAX_FILE_BYTES = 1_000_000
+"""Larger files, which are rarely written by people, are skipped."""
 
 # Folders that never hold the user's own source.
 _NEVER = frozenset({"__pycache__", "site-packages", "dist-packages", "node_modules"})
@@ -68,8 +68,6 @@ def find_corpus(
     heldout_fraction: float = 0.05,
     max_bytes: int | None = None,
     max_heldout_bytes: int | None = None,
-    max_file_bytes: int = 1_000_000,
-    progress: Progress | None = None,
 ) -> Corpus:
     """Finds source files under `folder`, or in the standard library of the running Python.
 
@@ -77,8 +75,6 @@ def find_corpus(
       extensions: endings of source files' names.
       heldout_fraction: fraction of the files never trained on, 0 <= f < 1. Above zero, at least one file is held out.
       max_bytes, max_heldout_bytes: bytes after which no more files are taken, for each side; None takes every file.
-      max_file_bytes: larger files, which are rarely written by people, are skipped.
-      progress: called with (files read, files in total).
 
     Skipped and counted are files that are unreadable, too large, empty, not UTF-8 text, or equal to an earlier one.
     Held-out files are read first, so that a file equal to a held-out one is never trained on.
@@ -104,10 +100,10 @@ def find_corpus(
     if heldout_fraction > 0 and not heldout_names:
         heldout_names = [min(names, key=split_position)]
     held = set(heldout_names)
-    reader = _CorpusReader(folder, max_file_bytes, skipped, len(names), progress)
+    seen: set[str] = set()
     # Held-out files first: of equal files on both sides, the one for training is the duplicate.
-    heldout = reader.take(heldout_names, max_heldout_bytes)
-    train = reader.take([name for name in names if name not in held], max_bytes)
+    heldout = _take(folder, heldout_names, max_heldout_bytes, seen, skipped)
+    train = _take(folder, [name for name in names if name not in held], max_bytes, seen, skipped)
     if not train:
         reasons = "".join(f", {n} {why}" for why, n in sorted(skipped.items()))
         raise UserError(
@@ -149,59 +145,45 @@ def _source_names(
     return names
 
 
-class _CorpusReader:
-    """Reads files in order, and counts the skipped ones by reason."""
+def _take(
+    folder: Path, names: Sequence[str], max_bytes: int | None, seen: set[str], skipped: Counter[str]
+) -> list[CorpusFile]:
+    """Reads files in order, until they have `max_bytes`; counts those left out by reason. seen: digests so far."""
+    files: list[CorpusFile] = []
+    num_bytes = 0
+    for name in names:
+        if max_bytes is not None and num_bytes >= max_bytes:
+            break
+        file = _read(folder / name, name)
+        if isinstance(file, CorpusFile) and file.digest in seen:
+            file = "duplicate"
+        if isinstance(file, str):
+            skipped[file] += 1
+        else:
+            seen.add(file.digest)
+            files.append(file)
+            num_bytes += file.num_bytes
+    return files
 
-    def __init__(
-        self, folder: Path, max_file_bytes: int, skipped: Counter[str], total: int, progress: Progress | None
-    ) -> None:
-        self._folder, self._max_file_bytes, self._skipped = folder, max_file_bytes, skipped
-        self._total, self._progress = total, progress
-        self._done = 0
-        self._seen: set[str] = set()
 
-    def take(self, names: Sequence[str], max_bytes: int | None) -> list[CorpusFile]:
-        files: list[CorpusFile] = []
-        num_bytes = 0
-        for name in names:
-            if max_bytes is not None and num_bytes >= max_bytes:
-                break
-            self._done += 1
-            if self._progress:
-                self._progress(self._done, self._total)
-            file = self._read(name)
-            if isinstance(file, str):
-                self._skipped[file] += 1
-            else:
-                files.append(file)
-                num_bytes += file.num_bytes
-        return files
-
-    def _read(self, name: str) -> CorpusFile | str:
-        """Returns the file, or the reason to skip it."""
-        path = self._folder / name
-        try:
-            status = path.stat()
-            if not stat.S_ISREG(status.st_mode):  # reading a pipe would block
-                return "unreadable"
-            if status.st_size > self._max_file_bytes:
-                return "too large"
-            data = path.read_bytes()
-        except OSError:
+def _read(path: Path, name: str) -> CorpusFile | str:
+    """Returns the file, or the reason to skip it."""
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # reading a pipe would block
             return "unreadable"
-        try:
-            text = source_text(data)
-        except UnicodeDecodeError:
-            return "not text"
-        if "\0" in text:
-            return "not text"
-        if not text.strip():
-            return "empty"
-        digest = _digest(data)
-        if digest in self._seen:
-            return "duplicate"
-        self._seen.add(digest)
-        return CorpusFile(path, name, len(data), digest)
+        if status.st_size > MAX_FILE_BYTES:
+            return "too large"
+        data = path.read_bytes()
+    except OSError:
+        return "unreadable"
+    try:
+        text = source_text(data)
+    except UnicodeDecodeError:
+        return "not text"
+    if "\0" in text:
+        return "not text"
+    return CorpusFile(path, name, len(data), _digest(data)) if text.strip() else "empty"
 
 
 def source_text(data: bytes) -> str:

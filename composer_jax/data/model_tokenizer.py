@@ -54,7 +54,7 @@ class ModelTokenizer:
     control: the control tokens by their text: those that the tokenizer declares special, those that its config names,
     those in the chat template (many models do not declare the tokens around tool calls special) and those for filling
     in the middle (FIM_TOKENS). names: their texts by id. bos, pad, vocab_size: see TextTokenizer. end_ids: the ids
-    that end what the model generates.
+    that end what the model generates. fingerprint: see TextTokenizer.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class ModelTokenizer:
             self._eod = next((i for i in ends if i is not None), None)
         pad = named["pad_token"] if named["pad_token"] is not None else self._eod
         self.pad = 0 if pad is None else pad
-        self._fingerprint = hashlib.sha256("\0".join([tokenizer_json, *sorted(control)]).encode()).hexdigest()[:16]
+        self.fingerprint = hashlib.sha256("\0".join([tokenizer_json, *sorted(control)]).encode()).hexdigest()[:16]
         if self.decode(self.encode(_SAMPLE)) != _SAMPLE:
             raise UserError(f"the tokenizer of {name} does not give text back as it was; use a byte-level tokenizer")
 
@@ -122,11 +122,6 @@ class ModelTokenizer:
                 f"generation_config.json"
             )
         return self._eod
-
-    @property
-    def fingerprint(self) -> str:
-        """A short hash of everything that the encoding depends on."""
-        return self._fingerprint
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of `text`, never a control token, even if the text spells one."""

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from composer_jax.errors import UserError
-
-TooLong = Literal["error", "drop"]
-"""What to do with a document longer than a row."""
 
 UNREAD = -1
 """Stands for the token ids of a row that this process did not read, because its devices hold other rows."""
@@ -40,8 +36,6 @@ class Packing:
     lengths: tuple[int, ...]
     """Tokens of each document."""
     seq_len: int
-    dropped: tuple[int, ...]
-    """Indices of documents longer than a row."""
 
     def spans(self) -> Iterator[tuple[int, int, int, int]]:
         """Yields (document, row, start, stop) for every packed document."""
@@ -75,22 +69,19 @@ class Packing:
         return out
 
 
-def plan_packing(lengths: Sequence[int], *, seq_len: int, batch_size: int = 1, too_long: TooLong = "error") -> Packing:
+def plan_packing(lengths: Sequence[int], *, seq_len: int, batch_size: int = 1) -> Packing:
     """Packs first fit: each document, whole and in the order given, goes into the first row with room for it.
 
     The number of rows is rounded up to a multiple of `batch_size`.
 
     Raises:
-      UserError: a document is longer than `seq_len`; with too_long="drop" it is listed in `dropped` instead.
+      UserError: a document is longer than `seq_len`.
       ValueError: a document is empty.
     """
-    dropped = check_lengths(lengths, seq_len=seq_len, too_long=too_long)
-    left_out = set(dropped)
+    check_lengths(lengths, seq_len)
     rows: list[list[int]] = []
     room = np.zeros(max(1, len(lengths)), np.int64)  # one row per document is the worst case
     for document, length in enumerate(lengths):
-        if document in left_out:
-            continue
         row = int(np.argmax(room[: len(rows) + 1] >= length)) if rows else 0
         if row >= len(rows) or room[row] < length:
             row = len(rows)
@@ -99,22 +90,18 @@ def plan_packing(lengths: Sequence[int], *, seq_len: int, batch_size: int = 1, t
         rows[row].append(document)
         room[row] -= length
     rows += [[] for _ in range(-len(rows) % batch_size)]
-    return Packing(tuple(map(tuple, rows)), tuple(lengths), seq_len, dropped)
+    return Packing(tuple(map(tuple, rows)), tuple(lengths), seq_len)
 
 
-def check_lengths(lengths: Sequence[int], *, seq_len: int, too_long: TooLong) -> tuple[int, ...]:
-    """Returns the indices of documents longer than `seq_len`; raises UserError for them unless too_long="drop"."""
-    if too_long not in ("error", "drop"):
-        raise ValueError(f'too_long={too_long!r}; use "error" or "drop"')
+def check_lengths(lengths: Sequence[int], seq_len: int) -> None:
+    """Raises UserError for documents longer than `seq_len`, ValueError for empty ones."""
     if any(length < 1 for length in lengths):
         raise ValueError(f"document {next(i for i, n in enumerate(lengths) if n < 1)} is empty")
-    longer = tuple(i for i, length in enumerate(lengths) if length > seq_len)
-    if longer and too_long == "error":
+    if longer := sum(length > seq_len for length in lengths):
         raise UserError(
-            f"{len(longer)} of {len(lengths)} documents are longer than a row of {seq_len} tokens "
+            f"{longer} of {len(lengths)} documents are longer than a row of {seq_len} tokens "
             f"(the longest has {max(lengths)}); use a longer row, or drop them"
         )
-    return longer
 
 
 def pack_documents(
@@ -122,15 +109,12 @@ def pack_documents(
     *,
     seq_len: int,
     batch_size: int,
-    too_long: TooLong = "error",
 ) -> tuple[list[PackedBatch], Packing]:
     """Packs (tokens, weights) documents into batches by `plan_packing`; the last batch may end in empty rows.
 
     weights[t] is the loss weight of predicting token t; that of a document's first token is ignored.
     """
-    packing = plan_packing(
-        [len(tokens) for tokens, _ in documents], seq_len=seq_len, batch_size=batch_size, too_long=too_long
-    )
+    packing = plan_packing([len(tokens) for tokens, _ in documents], seq_len=seq_len, batch_size=batch_size)
     whole = packed_batch(
         packing.place([np.asarray(tokens, np.int32) for tokens, _ in documents], np.int32),
         packing.segments(),
@@ -157,8 +141,4 @@ def packed_batch(tokens: np.ndarray, segments: np.ndarray, weights: np.ndarray) 
 def split_rows(batch: PackedBatch, batch_size: int) -> list[PackedBatch]:
     """Cuts [n * batch_size, S] into n batches."""
     cuts = range(0, len(batch.tokens), batch_size)
-    return [PackedBatch(*(field[i : i + batch_size] for field in _fields(batch))) for i in cuts]
-
-
-def _fields(batch: PackedBatch) -> tuple[np.ndarray, ...]:
-    return batch.tokens, batch.positions, batch.segments, batch.weights
+    return [PackedBatch(*(field[i : i + batch_size] for field in vars(batch).values())) for i in cuts]

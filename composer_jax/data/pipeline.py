@@ -10,7 +10,7 @@ import grain
 import numpy as np
 
 from composer_jax.data.documents import DocumentPieces, Documents
-from composer_jax.data.packing import UNREAD, PackedBatch, TooLong, check_lengths, pack_documents, packed_batch
+from composer_jax.data.packing import UNREAD, PackedBatch, pack_documents, packed_batch
 from composer_jax.data.token_source import TokenSource
 from composer_jax.data.traces import Trace, TraceSource
 from composer_jax.errors import UserError
@@ -211,28 +211,23 @@ def pretraining_batches(
     return BatchStream(rows, batch_size, identity, read_rows=read_rows)
 
 
-def trace_batches(
-    traces: Sequence[Trace],
-    *,
-    seq_len: int,
-    batch_size: int,
-    seed: int,
-    too_long: TooLong = "error",
-) -> BatchStream:
+def trace_batches(traces: Sequence[Trace], *, seq_len: int, batch_size: int, seed: int) -> BatchStream:
     """Returns an endless stream of conversations, shuffled anew in each epoch and packed whole into rows, first fit.
+
+    A trace longer than a row is left out and counted in `dropped`.
 
     Args:
       traces: (token ids, mask); only tokens with a true mask, those of the assistant, are trained on.
-      too_long: what happens to a trace longer than a row: "error" raises UserError, "drop" counts it in `dropped`.
+
+    Raises UserError when no trace is left.
     """
-    lengths = [len(tokens) for tokens, _ in traces]
-    dropped = set(check_lengths(lengths, seq_len=seq_len, too_long=too_long))
-    kept = [trace for i, trace in enumerate(traces) if i not in dropped]
+    kept = [trace for trace in traces if len(trace[0]) <= seq_len]
+    dropped = len(traces) - len(kept)
     if not kept:
-        raise UserError(f"there are no traces to train on ({len(dropped)} are longer than a row of {seq_len})")
+        raise UserError(f"there are no traces to train on ({dropped} are longer than a row of {seq_len})")
     rows = TraceSource(kept).rows(seq_len=seq_len, batch_size=batch_size, seed=_seeds(seed, 1)[0])
     identity = {**TraceSource(traces).identity(), "seq_len": seq_len, "batch_size": batch_size, "seed": seed}
-    return BatchStream(rows, batch_size, identity, dropped=len(dropped))
+    return BatchStream(rows, batch_size, identity, dropped=dropped)
 
 
 def heldout_batches(documents: Documents, *, seq_len: int, batch_size: int, eod: int) -> Iterator[PackedBatch]:

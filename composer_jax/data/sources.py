@@ -7,20 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from composer_jax.data.corpus import find_corpus
 from composer_jax.data.documents import Documents, DocumentSource
 from composer_jax.data.prepared import PreparedSource, prepared
 from composer_jax.data.row_files import read_rows
-from composer_jax.data.text_tokenizer import TextTokenizer
+from composer_jax.data.text_tokenizer import encode_texts
 from composer_jax.data.token_source import SourceInputs, TokenSource
 from composer_jax.errors import UserError
 from composer_jax.extensions import resolve
 from composer_jax.storage.local_copy import local_copy
-
-BATCH = 256
-"""Texts that are encoded at once."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +62,7 @@ def source_tree(
       UserError: a folder that is missing or holds no such files.
     """
     corpus = find_corpus(local_copy(path), extensions=extensions, heldout_fraction=0.0, max_bytes=max_bytes)
-    return _documents(inputs.tokenizer, (file.read() for file in corpus.train))
+    return _encoded(inputs, (file.read() for file in corpus.train))
 
 
 def text_rows(
@@ -84,7 +79,7 @@ def text_rows(
       UserError: a file that cannot be read, or a row without text, named with its file and line.
     """
     paths = (files,) if isinstance(files, str) else tuple(files)
-    return _documents(inputs.tokenizer, _texts(paths, field, max_bytes))
+    return _encoded(inputs, _texts(paths, field, max_bytes))
 
 
 def _texts(paths: Sequence[str], field: str, max_bytes: int | None) -> Iterator[str]:
@@ -99,16 +94,8 @@ def _texts(paths: Sequence[str], field: str, max_bytes: int | None) -> Iterator[
             yield row[field]
 
 
-def _documents(tok: TextTokenizer, texts: Iterable[str]) -> DocumentSource:
-    documents: list[np.ndarray] = []
-    waiting: list[str] = []
-    for text in texts:
-        waiting.append(text)
-        if len(waiting) == BATCH:
-            documents += [np.asarray(ids, np.int32) for ids in tok.encode_batch(waiting)]
-            waiting = []
-    documents += [np.asarray(ids, np.int32) for ids in tok.encode_batch(waiting)]
-    return DocumentSource(documents, tok.eod)
+def _encoded(inputs: SourceInputs, texts: Iterable[str]) -> DocumentSource:
+    return DocumentSource(list(encode_texts(inputs.tokenizer, texts)), inputs.tokenizer.eod)
 
 
 SOURCES: Mapping[str, Callable[..., TokenSource]] = {

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
+import numpy as np
+
 from composer_jax.errors import UserError
+
+_BATCH_CHARACTERS = 500_000  # that are encoded at once: enough for all cores, and few enough for smooth progress
 
 
 class TextTokenizer(Protocol):
@@ -51,6 +55,20 @@ class TextTokenizer(Protocol):
     def is_control(self, token: int) -> bool:
         """Whether an id is a control token, which no text encodes to."""
         ...
+
+
+def encode_texts(tok: TextTokenizer, texts: Iterable[str], dtype: type = np.int32) -> Iterator[np.ndarray]:
+    """Yields the ids, [n], of each text; many texts are encoded at once."""
+    waiting: list[str] = []
+    characters = 0
+    for text in texts:
+        waiting.append(text)
+        characters += len(text)
+        if characters >= _BATCH_CHARACTERS:
+            yield from (np.asarray(ids, dtype) for ids in tok.encode_batch(waiting))
+            waiting, characters = [], 0
+    if waiting:
+        yield from (np.asarray(ids, dtype) for ids in tok.encode_batch(waiting))
 
 
 def check_vocab_size(tok: TextTokenizer, rows: int, name: str) -> None:

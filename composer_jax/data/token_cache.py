@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from composer_jax.atomic_write import open_atomically
-from composer_jax.data.corpus import CorpusFile, Progress
-from composer_jax.data.text_tokenizer import TextTokenizer
+from composer_jax.data.corpus import CorpusFile
+from composer_jax.data.text_tokenizer import TextTokenizer, encode_texts
 from composer_jax.errors import UserError
 
-_CHUNK_BYTES = 500_000  # per encoding call: large enough to use all cores, small enough for smooth progress
+Progress = Callable[[int, int], None]
+"""Called with (bytes encoded, bytes in total)."""
 
 
 def encode_files(
@@ -31,7 +32,6 @@ def encode_files(
     """Returns one array of token ids per file, in order (uint16 if the vocabulary allows, else int32).
 
     The result is cached in `cache_dir`, from which the next call reads it; a damaged cache file is replaced.
-    `progress` is called with (bytes encoded, bytes in total).
     """
     total = sum(file.num_bytes for file in files)
     path = cache_file(tok, files, cache_dir) if cache_dir is not None else None
@@ -62,25 +62,12 @@ def _encode(tok: TextTokenizer, files: Sequence[CorpusFile], total: int, progres
     dtype = np.uint16 if tok.vocab_size <= 2**16 else np.int32
     documents: list[np.ndarray] = []
     done = 0
-    for chunk in _chunks(files):
-        documents += [np.asarray(ids, dtype) for ids in tok.encode_batch([file.read() for file in chunk])]
-        done += sum(file.num_bytes for file in chunk)
+    for file, ids in zip(files, encode_texts(tok, (file.read() for file in files), dtype), strict=True):
+        documents.append(ids)
+        done += file.num_bytes
         if progress:
             progress(done, total)
     return documents
-
-
-def _chunks(files: Sequence[CorpusFile]) -> Iterator[list[CorpusFile]]:
-    chunk: list[CorpusFile] = []
-    num_bytes = 0
-    for file in files:
-        chunk.append(file)
-        num_bytes += file.num_bytes
-        if num_bytes >= _CHUNK_BYTES:
-            yield chunk
-            chunk, num_bytes = [], 0
-    if chunk:
-        yield chunk
 
 
 def _key(tok: TextTokenizer, files: Sequence[CorpusFile]) -> str:

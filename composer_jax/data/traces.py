@@ -28,7 +28,7 @@ class TraceSource:
         """See TokenSource.rows. Raises UserError when there are no traces, or one is longer than a row."""
         if not self._traces:
             raise UserError("there are no traces to train on; add some, or give the source no weight")
-        check_lengths([len(tokens) for tokens, _ in self._traces], seq_len=seq_len, too_long="error")
+        check_lengths([len(tokens) for tokens, _ in self._traces], seq_len)
         items = [
             {"tokens": np.asarray(tokens, np.int32), "weights": np.asarray(mask, np.float32)}
             for tokens, mask in self._traces

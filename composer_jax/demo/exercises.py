@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from composer_jax.data.chat import compact
+from composer_jax.data.chat.compact import CompactFormat
 from composer_jax.data.chat.messages import ToolCall
 from composer_jax.data.token_source import SourceInputs
 from composer_jax.data.tokenizer import Tokenizer
@@ -56,7 +56,7 @@ def repair_exercise(task: Task, tok: Tokenizer, train_module: bool) -> tuple[np.
     text = task.files[know["path"]]
     number, head = next((n, line) for n, line in enumerate(text.split("\n"), 1) if f"def {know['function']}(" in line)
     parts = [
-        (compact.render_message(tok, "tool", f"{know['path']}:{number} {head}"), False),
+        (CompactFormat(tok).message("tool", [f"{know['path']}:{number} {head}"]), False),
         ([tok.tool], False),
         # White space between lines and the word "return" are tokens of their own, so a module that is cut there has the
         # same tokens as in one piece.
@@ -65,7 +65,7 @@ def repair_exercise(task: Task, tok: Tokenizer, train_module: bool) -> tuple[np.
             for part in _STATEMENTS.split(text)
         ),
         ([tok.end, tok.assistant], False),
-        (compact.render_assistant(tok, turn.thought, [turn.call]), True),
+        (CompactFormat(tok).render_assistant(turn.thought, [turn.call]), True),
     ]
     tokens = np.concatenate([np.array(ids, np.int32) for ids, _ in parts])
     return tokens, np.repeat([trained for _, trained in parts], [len(ids) for ids, _ in parts])
@@ -80,11 +80,11 @@ def note_exercise(task: Task, person: str, tok: Tokenizer) -> tuple[np.ndarray, 
     path = notes.note_path(person, bug["function"])
     before = [
         tok.assistant,
-        *compact.render_assistant(tok, "", [ToolCall("read", {"path": path})]),
-        *compact.render_message(tok, "tool", task.files[path]),
+        *CompactFormat(tok).render_assistant("", [ToolCall("read", {"path": path})]),
+        *CompactFormat(tok).message("tool", [task.files[path]]),
         tok.assistant,
     ]
-    step = compact.render_assistant(tok, "", [ToolCall("read", {"path": bug["path"]})])
+    step = CompactFormat(tok).render_assistant("", [ToolCall("read", {"path": bug["path"]})])
     return np.array([*before, *step], np.int32), np.repeat([False, True], [len(before), len(step)])
 
 

@@ -15,7 +15,6 @@ from composer_jax.agent.episode import Episode, run_episode
 from composer_jax.agent.episode_context import EpisodeContext, EpisodeLimits, EpisodeSettings
 from composer_jax.agent.episode_spec import EpisodeSpec
 from composer_jax.agent.summary import Compaction
-from composer_jax.data.chat import compact
 from composer_jax.data.chat.compact import CompactFormat
 from composer_jax.data.chat.messages import ToolCall
 from composer_jax.data.chat.sampling_params import SamplingParams
@@ -63,10 +62,10 @@ class ExpertSession:
         messages = _messages(self._tok, context)
         style: Style | None = next((style for style, text in REQUESTS.items() if text == messages[-1]), None)
         if style is not None:
-            turn, ids = None, compact.render_assistant(self._tok, self._summary(style), [])
+            turn, ids = None, CompactFormat(self._tok).render_assistant(self._summary(style), [])
         else:
             turn = self._turn(messages)
-            ids = compact.render_assistant(self._tok, turn.thought, [turn.call, *turn.more])
+            ids = CompactFormat(self._tok).render_assistant(turn.thought, [turn.call, *turn.more])
             if turn.cut:
                 ids = [*ids[: -1 - self._rng.randint(1, 8)], self._tok.end]
         finish_reason = "stop" if len(ids) <= params.max_tokens else "length"

@@ -29,9 +29,7 @@ def sft(run: Run) -> None:
     with run.stage("sft") as result, PeriodicEvaluation(run, "sft") as periodic:
         traces, reports = collect_traces(run)
         # A report can outgrow a row; the model could not have seen it whole in its window either.
-        stream = trace_batches(
-            traces, seq_len=config.seq_len, batch_size=config.batch_size, seed=run.config.seed, too_long="drop"
-        )
+        stream = trace_batches(traces, seq_len=config.seq_len, batch_size=config.batch_size, seed=run.config.seed)
         params, router_bias = run.model.weights_before("sft")  # after the traces, in which a bad line ends the stage
         learner = run.model.learner("sft", config.optimizer, config.steps, config.loss, config.router_bias_update_rate)
         state = learner.init_state(params, router_bias)

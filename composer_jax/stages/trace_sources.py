@@ -3,13 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from composer_jax.agent.config import AgentConfig
 from composer_jax.agent.episode import Episode
 from composer_jax.data.chat.chat_format import ChatFormat
 from composer_jax.data.chat.conversations import conversation_trace, read_conversation
-from composer_jax.data.packing import TooLong
 from composer_jax.data.row_files import read_rows
 from composer_jax.data.text_tokenizer import TextTokenizer
 from composer_jax.data.traces import Trace
@@ -85,8 +84,8 @@ class ConversationFiles:
         self,
         context: SourceContext,
         files: str | Sequence[str],
-        invalid: TooLong = "error",
-        too_long: TooLong = "error",
+        invalid: Literal["error", "drop"] = "error",
+        too_long: Literal["error", "drop"] = "error",
     ):
         for name, value in (("invalid", invalid), ("too_long", too_long)):
             if value not in ("error", "drop"):

@@ -11,7 +11,7 @@ from composer_jax.agent.episode import Episode, run_episode
 from composer_jax.agent.episode_context import EpisodeContext, EpisodeLimits, EpisodeSettings
 from composer_jax.agent.episode_spec import EpisodeSpec
 from composer_jax.agent.summary import REQUEST, Compaction
-from composer_jax.data.chat import compact
+from composer_jax.data.chat.compact import CompactFormat
 from composer_jax.data.chat.messages import ToolCall
 from composer_jax.demo import bugfix
 from composer_jax.errors import UserError
@@ -19,6 +19,7 @@ from composer_jax.sandbox import LocalSandboxPool
 from composer_jax.tasks.grader import Case, CaseGrader
 from composer_jax.tasks.result_cache import ResultCache
 from composer_jax.tasks.task import Task
+from tests.to_text import to_text
 
 TASK = bugfix.generate("train", 0, 0, bugs=1)
 (BUG,) = TASK.metadata["bugs"]
@@ -57,7 +58,7 @@ def play(tok, chat_format, pool, scripted_session):
 
     def render(message):
         content, *calls = message if isinstance(message, tuple) else ("", message)
-        return compact.render_assistant(tok, content, calls)
+        return CompactFormat(tok).render_assistant(content, calls)
 
     return run
 
@@ -92,7 +93,7 @@ def test_a_repair(play, tok):
 
 def test_a_system_message_precedes_the_instruction(play, tok):
     _, session = play(FINISH, settings=EpisodeSettings(system_prompt="Be brief."))
-    shown = compact.to_text(tok, session.contexts[0])
+    shown = to_text(tok, session.contexts[0])
     assert shown == f"<|bos|><|system|>Be brief.<|end|>\n<|user|>{TASK.instruction}<|end|>\n<|assistant|>"
 
 
@@ -103,14 +104,14 @@ def test_an_episode_is_played_with_the_prompt_of_its_level_of_effort_and_records
     for level, shown in (("low", text.format("low", 100)), ("high", text.format("high", 4000)), ("", "Be good.")):
         episode, session = play(FINISH, settings=settings, effort=level)
         assert episode.effort == level
-        assert compact.to_text(tok, session.contexts[0]).startswith(f"<|bos|><|system|>{shown}<|end|>\n<|user|>")
+        assert to_text(tok, session.contexts[0]).startswith(f"<|bos|><|system|>{shown}<|end|>\n<|user|>")
     with pytest.raises(UserError, match="effort 'max' is not a level of rl.reward.effort.levels, which has low, high"):
         play(FINISH, settings=settings, effort="max")
 
 
 def test_what_the_model_is_shown(play, tok):
     _, session = play(RUN, READ, FINISH)
-    first, second, third = (compact.to_text(tok, context) for context in session.contexts)
+    first, second, third = (to_text(tok, context) for context in session.contexts)
     assert first == f"<|bos|><|user|>{TASK.instruction}<|end|>\n<|assistant|>"
     head, observation = second.split("<|tool|>")
     assert head == first + "<|call|>run_tests{}<|end|>\n"
@@ -167,7 +168,7 @@ def test_bad_calls_are_told_and_the_episode_goes_on(play, tok):
     broken = [tok.call, *tok.encode('read{"path":'), tok.end]
     episode, session = play(broken, ToolCall("shell", {"cmd": "ls"}), FIX, FINISH)
     assert episode.reward == 1.0
-    observations = [compact.to_text(tok, node.tokens.tolist()) for node in episode.transcript.nodes_of_kind("tool")]
+    observations = [to_text(tok, node.tokens.tolist()) for node in episode.transcript.nodes_of_kind("tool")]
     assert observations[0].startswith("<|tool|>ERROR the arguments are not JSON")
     assert observations[1] == "<|tool|>ERROR no tool shell<|end|>\n"
 
@@ -261,9 +262,9 @@ def test_episodes_come_back_from_json(play):
 
 def read_until_full(tok, extra=0):
     """A trigger that reading the file reaches (extra=0), or just does not (extra=1)."""
-    message = compact.render_assistant(tok, "", [READ])
-    seen = compact.render_message(tok, "tool", TASK.files[BUG["path"]])
-    prompt = [tok.bos, *compact.render_message(tok, "user", TASK.instruction)]
+    message = CompactFormat(tok).render_assistant("", [READ])
+    seen = CompactFormat(tok).message("tool", [TASK.files[BUG["path"]]])
+    prompt = [tok.bos, *CompactFormat(tok).message("user", [TASK.instruction])]
     return len(prompt) + 1 + len(message) + len(seen) + 1 - 1 + extra
 
 
@@ -275,7 +276,7 @@ def test_a_summary_starts_a_new_branch(play, tok):
     assert (episode.turns, episode.summaries, episode.summary_tokens) == (3, 1, len(summary))
     assert session.max_tokens[1] == 9
     prompt = f"<|bos|><|user|>{TASK.instruction}<|end|>\n"
-    shown = [compact.to_text(tok, context) for context in session.contexts]
+    shown = [to_text(tok, context) for context in session.contexts]
     assert shown[1].endswith(f"<|end|>\n<|user|>{REQUEST}<|end|>\n<|assistant|>")
     assert shown[2] == prompt + "<|user|>Summary 1:\nfix it<|end|>\n<|assistant|>"
 

@@ -11,7 +11,7 @@ from composer_jax.agent.episode_context import EpisodeContext
 from composer_jax.agent.episode_record import build_episode_record
 from composer_jax.agent.episode_spec import EpisodeSpec
 from composer_jax.agent.summary import Compaction
-from composer_jax.data.chat import compact
+from composer_jax.data.chat.compact import CompactFormat
 from composer_jax.data.chat.messages import ToolCall
 from composer_jax.demo import bugfix
 from composer_jax.observe.episodes import EpisodeRecord
@@ -22,14 +22,14 @@ TASK = bugfix.generate("train", 0, 0, bugs=1)
 
 @pytest.fixture
 def record(tok, chat_format, pool, scripted_session):
-    read = compact.render_assistant(tok, "look", [ToolCall("read", {"path": BUG["path"]})])
+    read = CompactFormat(tok).render_assistant("look", [ToolCall("read", {"path": BUG["path"]})])
     bad = [
-        *compact.render_assistant(tok, "", [ToolCall("read", {"path": "x.py"})])[:-1],
+        *CompactFormat(tok).render_assistant("", [ToolCall("read", {"path": "x.py"})])[:-1],
         tok.call,
         *tok.encode("oops"),
         tok.end,
     ]
-    finish = compact.render_assistant(tok, "", [ToolCall("finish", {})])
+    finish = CompactFormat(tok).render_assistant("", [ToolCall("finish", {})])
     session = scripted_session([bad, read, [*tok.encode("all read"), tok.end], finish])
     compaction = Compaction(trigger=150, max_segments=3)
     context = EpisodeContext(chat_format, pool)

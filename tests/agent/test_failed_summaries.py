@@ -8,9 +8,10 @@ from composer_jax.agent.episode import run_episode
 from composer_jax.agent.episode_context import EpisodeContext, EpisodeLimits, EpisodeSettings
 from composer_jax.agent.episode_spec import EpisodeSpec
 from composer_jax.agent.summary import FACTS, Compaction
-from composer_jax.data.chat import compact
+from composer_jax.data.chat.compact import CompactFormat
 from composer_jax.data.chat.messages import ToolCall
 from composer_jax.tasks import ScriptGrader, Task
+from tests.to_text import to_text
 
 FINISH = ToolCall("finish", {})
 READ = ToolCall("read_file", {"path": "a.txt"})
@@ -35,10 +36,10 @@ def play(tok, chat_format, pool, scripted_session, tmp_path):
         session = scripted_session(ids, 20_000)
         episode = asyncio.run(run_episode(EpisodeSpec(task, 0, compaction), session, context))
         assert episode.outcome == "finished" and not session.messages, episode.detail
-        return episode, [compact.to_text(tok, node.tokens.tolist()) for node in episode.transcript.nodes]
+        return episode, [to_text(tok, node.tokens.tolist()) for node in episode.transcript.nodes]
 
     def render(call):
-        return compact.render_assistant(tok, "", [call])
+        return CompactFormat(tok).render_assistant("", [call])
 
     return run
 

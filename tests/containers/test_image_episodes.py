@@ -16,7 +16,7 @@ from composer_jax.agent.episode_context import EpisodeContext, EpisodeLimits, Ep
 from composer_jax.agent.episode_spec import EpisodeSpec
 from composer_jax.agent.summary import Compaction
 from composer_jax.agent.workspace import Workspace
-from composer_jax.data.chat.compact import CompactFormat, render_assistant
+from composer_jax.data.chat.compact import CompactFormat
 from composer_jax.data.chat.messages import ToolCall
 from composer_jax.data.tokenizer import Tokenizer
 from composer_jax.errors import UserError
@@ -51,7 +51,7 @@ def play(task, engine, *messages):
     """The episode in which the model makes these calls, and what each was answered."""
 
     async def go():
-        session = ScriptedSession([render_assistant(TOKENIZER, "", [call]) for call in messages])
+        session = ScriptedSession([CompactFormat(TOKENIZER).render_assistant("", [call]) for call in messages])
         settings = EpisodeSettings(EpisodeLimits(max_turns=20, max_turn_tokens=1000, max_episode_tokens=20_000))
         async with ImagePools(size=2, engine=engine) as images:
             context = EpisodeContext(CompactFormat(TOKENIZER), None, settings, images=images)

@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 
-from composer_jax.data import codebase
+from composer_jax.data import text_tokenizer
 from composer_jax.data.codebase import encode_codebase, read_codebase
 from composer_jax.data.prepare.layout import repository_documents
 from composer_jax.data.tokenizer import Tokenizer
@@ -33,7 +33,7 @@ def test_tokens_are_those_of_a_prepared_repository_and_an_end(tmp_path, monkeypa
     (document,) = repository_documents(FILES, 10**6)
     whole = document.context + document.last
     for batch in (1, 10**6):
-        monkeypatch.setattr(codebase, "_BATCH_CHARACTERS", batch)
+        monkeypatch.setattr(text_tokenizer, "_BATCH_CHARACTERS", batch)
         tokens = encode_codebase(found, tok)
         np.testing.assert_array_equal(tokens.ids, [*tok.encode(whole), tok.eod])
         assert tokens.num_bytes.sum() == len(whole.encode())

@@ -252,15 +252,13 @@ def test_traces_are_packed_whole_and_only_masked_tokens_are_weighted():
     assert max(seen.values()) - min(seen.values()) <= 1  # epoch after epoch, none more often than another
 
 
-def test_long_traces_are_refused_or_counted():
+def test_long_traces_are_left_out_and_counted():
     long = [(np.arange(S + 1), np.ones(S + 1)), (np.arange(5), np.ones(5))]
-    with pytest.raises(UserError, match="1 of 2 documents are longer than a row of 32"):
-        trace_batches(long, seq_len=S, batch_size=B, seed=0)
-    stream = trace_batches(long, seq_len=S, batch_size=B, seed=0, too_long="drop")
+    stream = trace_batches(long, seq_len=S, batch_size=B, seed=0)
     assert stream.dropped == 1
     assert next(stream).tokens.max() == 4
     with pytest.raises(UserError, match="no traces"):
-        trace_batches(long[:1], seq_len=S, batch_size=B, seed=0, too_long="drop")
+        trace_batches(long[:1], seq_len=S, batch_size=B, seed=0)
 
 
 def test_heldout_is_one_pass_over_everything():

@@ -9,7 +9,7 @@ import pytest
 
 from composer_jax.agent.episode_context import EpisodeLimits
 from composer_jax.agent.summary import Compaction
-from composer_jax.data.chat import compact
+from composer_jax.data.chat.compact import CompactFormat
 from composer_jax.data.chat.messages import ToolCall
 from composer_jax.demo import bugfix, memory_chain
 from composer_jax.demo.bugfix_expert import bugfix_script
@@ -19,6 +19,7 @@ from composer_jax.demo.prompts import REQUESTS
 from composer_jax.demo.splits import constants
 from composer_jax.errors import UserError
 from composer_jax.tasks import Task
+from tests.to_text import to_text
 
 LIMITS = EpisodeLimits(max_turns=60, max_turn_tokens=100, max_episode_tokens=10_000)
 TRIGGER = 64
@@ -42,13 +43,13 @@ def short_compaction(trigger, style="short"):
 
 
 def said(episode, tok, kind="assistant"):
-    return [compact.to_text(tok, node.sampled_tokens.tolist()) for node in episode.transcript.nodes_of_kind(kind)]
+    return [to_text(tok, node.sampled_tokens.tolist()) for node in episode.transcript.nodes_of_kind(kind)]
 
 
 def calls(episode, tok):
     """Every call, in order."""
     nodes = episode.transcript.nodes_of_kind("assistant")
-    return [call for node in nodes for call in compact.parse_assistant(tok, node.sampled_tokens.tolist()).calls]
+    return [call for node in nodes for call in CompactFormat(tok).parse(node.sampled_tokens.tolist()).calls]
 
 
 # -- Bug fixing ---------------------------------------------------------------------------------------------------
@@ -93,7 +94,7 @@ def test_slips_are_seen_and_recovered_from_but_never_trained(pool, tok, slip_rat
             if node.kind != "assistant":
                 continue
             observation = tok.decode(answer.tokens.tolist())
-            call, *_ = compact.parse_assistant(tok, node.sampled_tokens.tolist()).calls
+            call, *_ = CompactFormat(tok).parse(node.sampled_tokens.tolist()).calls
             if "ERROR" in observation:
                 assert not node.trained, observation
                 known = ("no such file", "same", "not in", "not JSON")
@@ -119,7 +120,7 @@ def test_a_wrong_repair_is_not_a_target_and_the_right_one_replaces_it(pool, tok,
         tried = Counter()
         nodes = episode.transcript.nodes
         for node in (node for node in nodes if node.kind == "assistant"):
-            message = compact.parse_assistant(tok, node.sampled_tokens.tolist())
+            message = CompactFormat(tok).parse(node.sampled_tokens.tolist())
             if message.calls[0].name != "edit":
                 continue
             function = message.content.partition("(")[0]
@@ -180,12 +181,12 @@ def test_summaries_say_what_was_read_and_a_long_one_all_of_it(pool, tok, style):
         assert style == "short" or episode.reward == 1.0
         shown = set()
         for node in episode.transcript.nodes:
-            text = compact.to_text(tok, node.tokens.tolist()).replace("<|end|>", "\n").replace("<|tool|>", "\n")
+            text = to_text(tok, node.tokens.tolist()).replace("<|end|>", "\n").replace("<|tool|>", "\n")
             if node.kind == "tool":
                 shown |= items_in(text)
             if node.kind == "summary":
                 summaries += 1
-                kept = items_in(compact.to_text(tok, node.sampled_tokens.tolist()).replace("<|end|>", ""))
+                kept = items_in(to_text(tok, node.sampled_tokens.tolist()).replace("<|end|>", ""))
                 assert kept <= shown <= set(task.metadata["items"])
                 # After the last file, a short one keeps the item that is asked for, if the expert knows it.
                 assert len(kept) <= 1 if style == "short" else kept == shown

@@ -7,7 +7,7 @@ import pytest
 
 from composer_jax.agent.episode_context import EpisodeLimits
 from composer_jax.agent.summary import Compaction
-from composer_jax.data.chat import compact
+from composer_jax.data.chat.compact import CompactFormat
 from composer_jax.demo.expert import make_traces
 from composer_jax.demo.lookups import ANSWER_FILE, LOOKUPS, UNKNOWN, FewLookups, ManyLookups, lookup_texts
 from composer_jax.demo.memory_chain import quoted
@@ -56,7 +56,7 @@ LIMITS = EpisodeLimits(max_turns=50, max_turn_tokens=400, max_episode_tokens=600
 
 def calls_by_message(episode, tok):
     nodes = episode.transcript.nodes_of_kind("assistant")
-    return [compact.parse_assistant(tok, node.sampled_tokens.tolist()).calls for node in nodes]
+    return [CompactFormat(tok).parse(node.sampled_tokens.tolist()).calls for node in nodes]
 
 
 def test_the_expert_reads_side_by_side_half_of_the_time_and_always_solves(pool, tok):

@@ -9,7 +9,6 @@ import pytest
 
 from composer_jax.agent import summary
 from composer_jax.agent.summary import FACTS
-from composer_jax.data.chat import compact
 from composer_jax.data.chat.compact import CompactFormat
 from composer_jax.demo import memory_chain
 from composer_jax.demo.expert import make_traces
@@ -26,6 +25,7 @@ from composer_jax.stages.trace_sources import SourceContext
 from composer_jax.tasks.grading import grade, initial_changes
 from configs.memory_chain import SIZES, SUMMARY_TOKENS, get_config
 from tests.tasks.conftest import as_changes
+from tests.to_text import to_text
 
 CONFIG = run_config(get_config())
 WHOLE = 40
@@ -127,7 +127,7 @@ def test_a_branch_holds_the_task_and_one_summary(played, tokenizer):
     for _, episode in played[:WHOLE]:
         for branch in episode.transcript.branches()[1:]:
             assert [node.kind for node in branch[:3]] == ["prompt", "carry", "assistant"]
-            text = compact.to_text(tokenizer, branch[1].tokens.tolist())
+            text = to_text(tokenizer, branch[1].tokens.tolist())
             assert text.count("item_") == 1 and text.count("next = ") == 1
 
 
@@ -184,8 +184,8 @@ def test_the_expert_answers_what_it_knows_and_guesses_the_rest(played, tokenizer
     known = Counter()
     for task, episode in played:
         last = episode.transcript.branches()[-1]
-        answer = compact.to_text(tokenizer, last[-2].sampled_tokens.tolist())
-        context = compact.to_text(tokenizer, [i for node in last[:-2] for i in node.tokens.tolist()])
+        answer = to_text(tokenizer, last[-2].sampled_tokens.tolist())
+        context = to_text(tokenizer, [i for node in last[:-2] for i in node.tokens.tolist()])
         (fact,) = task.metadata[FACTS]
         shown = fact in context
         known[shown] += 1

@@ -8,7 +8,7 @@ import pytest
 
 from composer_jax.agent.episode_context import EpisodeLimits
 from composer_jax.agent.summary import Compaction
-from composer_jax.data.chat import compact
+from composer_jax.data.chat.compact import CompactFormat
 from composer_jax.demo import notes, notes_expert
 from composer_jax.demo.exercises import note_exercise
 from composer_jax.demo.expert import make_traces
@@ -122,7 +122,7 @@ def play(pool, tok, tasks):
 
 def calls(episode, tok):
     nodes = episode.transcript.nodes_of_kind("assistant")
-    return [call for node in nodes for call in compact.parse_assistant(tok, node.sampled_tokens.tolist()).calls]
+    return [call for node in nodes for call in CompactFormat(tok).parse(node.sampled_tokens.tolist()).calls]
 
 
 def without_limit(task):
@@ -195,7 +195,7 @@ def test_a_note_exercise_is_a_piece_of_the_experts_conversation(pool, tok, slip_
             assert tokens.dtype == "int32" and trained.dtype == bool and len(tokens) == len(trained)
             places += [i for i in range(len(whole)) if whole[i : i + len(tokens)] == tokens.tolist()]
             step = tokens[trained].tolist()
-            [call] = compact.parse_assistant(tok, step).calls
+            [call] = CompactFormat(tok).parse(step).calls
             assert (call.name, call.arguments) == ("read", {"path": bug["path"]})
             assert tokens[-len(step) :].tolist() == step and bug["path"] in tok.decode(tokens[~trained].tolist())
         assert len(places) == 1, "the module is read after the first note"

@@ -51,25 +51,41 @@ class CompactFormat(ChatFormat):
             if message.role == "tool":
                 check_answers(unanswered, 1)
                 unanswered -= 1
-            ids += render_message(self.tokenizer, message.role, message.content)
+            ids += self.message(message.role, [message.content])
         return ids
 
     def render_assistant(self, content: str, calls: Sequence[ToolCall], *, calls_before: int = 0) -> list[int]:
-        return render_assistant(self.tokenizer, content, calls)
+        ids = self.tokenizer.encode(content)
+        for call in calls:
+            check_call(call)
+            ids += [self.tokenizer.call, *self.tokenizer.encode(call.name + compact_json(call.arguments))]
+        return [*ids, self.end]
 
     def parse(self, ids: Iterable[int]) -> AssistantMessage:
-        return parse_assistant(self.tokenizer, ids)
+        parts: list[list[int]] = [[]]
+        complete = False
+        for i in ids:
+            if i == self.end:
+                complete = True
+                break
+            if i == self.tokenizer.call:
+                parts.append([])
+            else:
+                parts[-1].append(i)
+        content, *bodies = parts
+        calls = tuple(_parse_call(self.tokenizer, body) for body in bodies)
+        return AssistantMessage(self.tokenizer.decode(content), calls, complete)
 
     def close(self, sampled: Sequence[int]) -> list[int]:
         return [] if self.end in sampled else [self.end]
 
     def bridge(self, sampled: Sequence[int], answers: Sequence[str]) -> list[list[int]]:
         check_answers(len(self.parse(sampled).calls), len(answers))
-        turn = [render_message(self.tokenizer, "tool", answer) for answer in answers]
+        turn = [self.message("tool", [answer]) for answer in answers]
         return [self.close(sampled) + ids if number == 0 else ids for number, ids in enumerate(turn)]
 
     def user(self, parts: Sequence[str | Sequence[int]]) -> list[int]:
-        return splice(self.tokenizer, "user", parts)
+        return self.message("user", parts)
 
     def text(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(i for i in ids if i >= len(SPECIAL))
@@ -77,72 +93,16 @@ class CompactFormat(ChatFormat):
     def answer_text(self, ids: Sequence[int]) -> str:
         return self.text(ids)
 
-
-def render_message(tok: Tokenizer, role: str, text: str) -> list[int]:
-    """Returns a whole message of `role` ("system", "user", "tool" or "assistant")."""
-    return splice(tok, role, [text])
-
-
-def render_assistant(tok: Tokenizer, content: str, calls: Iterable[ToolCall]) -> list[int]:
-    """Returns the ids that a model would sample for this message: no leading role id, <|end|> included.
-
-    Raises ValueError for a call that `parse_assistant` could not read back (a bad name, arguments that JSON cannot
-    hold).
-    """
-    ids = tok.encode(content)
-    for call in calls:
-        check_call(call)
-        ids += [tok.call, *tok.encode(call.name + compact_json(call.arguments))]
-    return [*ids, tok.end]
-
-
-def parse_assistant(tok: Tokenizer, ids: Iterable[int]) -> AssistantMessage:
-    """Parses the output of `render_assistant`, or any other ids: bad calls become MalformedToolCall, nothing raises.
-
-    The message ends at the first <|end|>; later ids are ignored. Other control tokens are shown by name in the content
-    and make a call MalformedToolCall.
-    """
-    parts: list[list[int]] = [[]]
-    complete = False
-    for i in ids:
-        if i == tok.end:
-            complete = True
-            break
-        if i == tok.call:
-            parts.append([])
-        else:
-            parts[-1].append(i)
-    content, *bodies = parts
-    return AssistantMessage(tok.decode(content), tuple(_parse_call(tok, body) for body in bodies), complete)
-
-
-def splice(tok: Tokenizer, role: str, parts: Sequence[str | Sequence[int]]) -> list[int]:
-    """Returns a message whose body mixes text with ids that were sampled earlier, such as a summary.
-
-    The ids are kept, except for control tokens: a body can neither open nor close a message.
-    """
-    ids = [_role_id(tok, role)]
-    for part in parts:
-        ids += tok.encode(part) if isinstance(part, str) else [i for i in part if i >= len(SPECIAL)]
-    return [*ids, tok.end]
-
-
-def to_text(tok: Tokenizer, ids: Iterable[int]) -> str:
-    """Returns any ids as text to read: control tokens by name, a line break after each message, no padding."""
-    messages: list[list[int]] = [[]]
-    for i in ids:
-        if i != tok.pad:
-            messages[-1].append(i)
-        if i == tok.end:
-            messages.append([])
-    return "\n".join(tok.decode(message) for message in messages)
-
-
-def _role_id(tok: Tokenizer, role: str) -> int:
-    roles = {"system": tok.system, "user": tok.user, "assistant": tok.assistant, "tool": tok.tool}
-    if role not in roles:
-        raise ValueError(f"{role!r} is not a role; use one of {', '.join(roles)}")
-    return roles[role]
+    def message(self, role: str, parts: Sequence[str | Sequence[int]]) -> list[int]:
+        """Returns a message of `role` ("system", "user", "tool" or "assistant") with a body as `user` takes it."""
+        tok = self.tokenizer
+        roles = {"system": tok.system, "user": tok.user, "assistant": tok.assistant, "tool": tok.tool}
+        if role not in roles:
+            raise ValueError(f"{role!r} is not a role; use one of {', '.join(roles)}")
+        ids = [roles[role]]
+        for part in parts:
+            ids += tok.encode(part) if isinstance(part, str) else [i for i in part if i >= len(SPECIAL)]
+        return [*ids, tok.end]
 
 
 def _parse_call(tok: Tokenizer, ids: list[int]) -> ToolCall | MalformedToolCall:

@@ -57,13 +57,14 @@ def read_generation_defaults(files: TextFiles) -> GenerationDefaults:
                 "differ from those that the model's authors intend.",
                 stacklevel=2,
             )
-    end_ids = _token_ids(files, FILE, config) or _token_ids(
+    end_ids = read_end_ids(files, FILE, config) or read_end_ids(
         files, "config.json", read_json_object(files, "config.json")
     )
     return GenerationDefaults(**numbers, end_ids=end_ids)
 
 
-def _token_ids(files: TextFiles, file: str, config: dict[str, Any]) -> tuple[int, ...]:
+def read_end_ids(files: TextFiles, file: str, config: dict[str, Any]) -> tuple[int, ...]:
+    """Returns eos_token_id of a config that was read from `file`: a number or a list. Raises UserError otherwise."""
     ids = config.get("eos_token_id")
     ids = [ids] if isinstance(ids, int) else ids or []
     if not isinstance(ids, list) or not all(isinstance(i, int) for i in ids):

@@ -8,6 +8,8 @@ from typing import Any
 from composer_jax.data.chat import kimi
 from composer_jax.data.chat.chat_format import ChatFormat
 from composer_jax.data.chat.compact import CompactFormat
+from composer_jax.data.chat.generation_defaults import FILE as GENERATION
+from composer_jax.data.chat.generation_defaults import read_end_ids
 from composer_jax.data.chat.hermes import HermesFormat, writes_calls
 from composer_jax.data.chat.jinja_template import JinjaTemplate
 from composer_jax.data.chat.kimi import KimiFormat
@@ -18,12 +20,7 @@ from composer_jax.data.text_files import TextFiles, read_json_object, text_files
 from composer_jax.data.tokenizer import SPECIAL, Tokenizer
 from composer_jax.errors import UserError
 
-TOKENIZER, CONFIG, TEMPLATE, GENERATION = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
-    "generation_config.json",
-)
+TOKENIZER, CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 TOKENIZER_FILES = (TOKENIZER, CONFIG, TEMPLATE, GENERATION)
 """All files that this module reads."""
 _VARIABLES = ("bos_token", "eos_token", "pad_token", "unk_token")  # fields of tokenizer_config.json that templates use
@@ -44,7 +41,8 @@ def load_tokenizer(source: TextFiles | Path | str) -> Tokenizer | ModelTokenizer
             f"{files.name} has no tokenizer.json; convert its tokenizer with the transformers library first"
         )
     config = read_json_object(files, CONFIG)
-    tok = ModelTokenizer(text, _template(files, config), files.name, config=config, end_ids=_end_ids(files))
+    end_ids = read_end_ids(files, GENERATION, read_json_object(files, GENERATION))
+    tok = ModelTokenizer(text, _template(files, config), files.name, config=config, end_ids=end_ids)
     if set(SPECIAL) <= tok.control.keys():
         return Tokenizer.from_text(text, f"{files.name}/{TOKENIZER}")
     return tok
@@ -75,15 +73,6 @@ def load_chat_format(source: TextFiles | Path | str, *, tool_prompt: str = TOOL_
     variables = {name: token_text(config[name]) for name in _VARIABLES if config.get(name)}
     template = JinjaTemplate(source_text, variables, files.name)
     return HermesFormat(tok, template) if writes_calls(tok, template) else TextToolsFormat(tok, template, tool_prompt)
-
-
-def _end_ids(files: TextFiles) -> tuple[int, ...]:
-    """eos_token_id of generation_config.json, which is a number or a list."""
-    ids = read_json_object(files, GENERATION).get("eos_token_id")
-    ids = [ids] if isinstance(ids, int) else ids or []
-    if not isinstance(ids, list) or not all(isinstance(i, int) for i in ids):
-        raise UserError(f"{files.name}/{GENERATION} has eos_token_id={ids!r}; it must be a token id or a list of them")
-    return tuple(ids)
 
 
 def _template(files: TextFiles, config: dict[str, Any]) -> str:
