@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from composer_jax.sandbox import LocalSandbox, LocalSandboxPool, RunResult, Tree
-from composer_jax.sandbox.mount_plan import MountPlan
+from composer_jax.sandbox.tree import MountPlan
 
 ROUNDS = 5  # rates are the median of this many rounds
 SECONDS = 1.0  # length of a round

@@ -71,7 +71,7 @@ def choose(name: str, trees: str, network: bool = False) -> Backend:
             "sandbox backend 'subprocess' ISOLATES NOTHING: commands written by a model run as you, with your "
             "files and your network; use it only where you would run such commands by hand",
             RuntimeWarning,
-            stacklevel=5,
+            stacklevel=4,
         )
         return _plain()
     if name == "landlock":

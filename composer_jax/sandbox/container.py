@@ -16,14 +16,14 @@ from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, NoReturn
 
 from composer_jax.errors import UserError
-from composer_jax.sandbox.archive import pack, unpack_into
 from composer_jax.sandbox.change import Change
-from composer_jax.sandbox.container_changes import compare, parse_diff, read_contents
+from composer_jax.sandbox.container_changes import compare, pack, parse_diff, read_contents, unpack_into
 from composer_jax.sandbox.container_shell import IDLE_PROCESSES, SHELL_ENDED, START, ContainerShell
 from composer_jax.sandbox.engine import OWNER, kill_process, last_line, owner, read_all
 from composer_jax.sandbox.errors import SandboxDied, SandboxFileError
 from composer_jax.sandbox.inside.truncated_output import TruncatedOutput
 from composer_jax.sandbox.limits import GRACE_S, MIB, REPLY_S
+from composer_jax.sandbox.protocol import AsyncClosing
 from composer_jax.sandbox.run_result import RunResult, reject_argv, reject_shell_command
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ _KILL_ALL = f"kill -9 -1; {_COUNTS}"
 _CLEAR = 'for path; do [ -d "$path" ] && [ ! -L "$path" ] && [ "$0" = folders ] || rm -rf "./$path"; done'
 
 
-class Container:
+class Container(AsyncClosing):
     """One container, made by ContainerPool.acquire(). Calls raise SandboxDied once it has ended."""
 
     def __init__(self, pool: ContainerPool, tree: Path | None):
@@ -243,12 +243,6 @@ class Container:
                 log.warning("container %s is still there: %s", self.name, last_line(message.decode(errors="replace")))
         finally:
             self._pool.on_sandbox_end(self)
-
-    async def __aenter__(self) -> Container:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     async def _current_shell(self) -> ContainerShell:
         if self._shell is None:

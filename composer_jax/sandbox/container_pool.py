@@ -20,13 +20,13 @@ from composer_jax.errors import UserError
 from composer_jax.sandbox.container import Container
 from composer_jax.sandbox.engine import Engine, find_engine
 from composer_jax.sandbox.limits import SandboxLimits
-from composer_jax.sandbox.protocol import Capabilities
+from composer_jax.sandbox.protocol import AsyncClosing, Capabilities
 from composer_jax.sandbox.tree_cache import TreeCache
 
 DEFAULT_FOLDER = "/workspace"
 
 
-class ContainerPool:
+class ContainerPool(AsyncClosing):
     """A SandboxPool of one image.
 
     cpus: of each container. linux_capabilities: those that its root keeps (KILL, CHOWN, ...). environment: variables
@@ -144,12 +144,6 @@ class ContainerPool:
         """Ends every container of this pool."""
         for sandbox in list(self._used):
             await sandbox.close()
-
-    async def __aenter__(self) -> ContainerPool:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     def on_sandbox_end(self, sandbox: Container) -> None:
         """Gives the place of an ended sandbox to the next caller. Container.close calls this."""

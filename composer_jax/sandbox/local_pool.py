@@ -17,10 +17,9 @@ from composer_jax.sandbox.errors import SandboxDied
 from composer_jax.sandbox.inside import layers
 from composer_jax.sandbox.limits import SandboxLimits
 from composer_jax.sandbox.local_sandbox import LocalSandbox
-from composer_jax.sandbox.mount_plan import EMPTY_PLAN, MountPlan
-from composer_jax.sandbox.protocol import Capabilities
+from composer_jax.sandbox.protocol import AsyncClosing, Capabilities
 from composer_jax.sandbox.spawner import Spawner, start
-from composer_jax.sandbox.tree import MAX_DEPTH, Tree, copy_folder
+from composer_jax.sandbox.tree import EMPTY_PLAN, MAX_DEPTH, MountPlan, Tree, copy_folder
 from composer_jax.sandbox.tree_cache import TreeCache
 
 WARM = 8  # empty sandboxes kept ready: about 3 MB and no CPU time each
@@ -29,7 +28,7 @@ END_S = 1.0  # longest between the end of the zygote's socket and of its process
 START_ATTEMPTS = 3  # a failed start is tried twice more
 
 
-class LocalSandboxPool:
+class LocalSandboxPool(AsyncClosing):
     """Hands out fresh sandboxes. Construct it anywhere, use it from one event loop at a time.
 
     The constructor raises UserError when this machine cannot build such sandboxes, and warns (RuntimeWarning) for the
@@ -69,13 +68,13 @@ class LocalSandboxPool:
         self._used: set[LocalSandbox] = set()
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._closed = False
-        self._backend, self._spawner = start(backend, self.limits, self._trees.name, overlays, network)
+        self._spawner = start(backend, self.limits, self._trees.name, overlays, network)
         self._fill_warm()
 
     @property
     def backend(self) -> str:
         """The backend in use: "bubblewrap", "landlock" or "subprocess"."""
-        return self._backend.name
+        return self._spawner.backend.name
 
     @property
     def launcher_pid(self) -> int:
@@ -89,7 +88,7 @@ class LocalSandboxPool:
             can_snapshot=True,
             can_fork=self.size > 1,
             can_mount_packages=True,
-            can_mount_tests=self._backend.isolation == "namespaces",
+            can_mount_tests=self._spawner.backend.isolation == "namespaces",
             can_use_network=self.network,
             can_set_output_limit=False,
             has_writable_system=False,
@@ -179,12 +178,6 @@ class LocalSandboxPool:
         while self._waiting:
             self._wake_next()
 
-    async def __aenter__(self) -> "LocalSandboxPool":
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.kill()
-
     def _take_sandbox(self, plan: MountPlan) -> LocalSandbox:
         """Returns a started sandbox, perhaps not ready yet, and starts its replacement."""
         if not self._spawner.is_alive():
@@ -260,7 +253,7 @@ class LocalSandboxPool:
     def _replace_spawner(self) -> None:
         self._drop_warm()
         self._spawner.close()
-        self._spawner = Spawner(self._backend, self.limits, self._trees.name, self._overlays)
+        self._spawner = Spawner(self._spawner.backend, self.limits, self._trees.name, self._overlays)
 
     def _drop_warm(self) -> None:
         while self._warm:

@@ -14,15 +14,15 @@ from composer_jax.sandbox.errors import SandboxDied, SandboxFileError
 from composer_jax.sandbox.inside import frames
 from composer_jax.sandbox.inside.truncated_output import join_truncated
 from composer_jax.sandbox.limits import GRACE_S, MIB, REPLY_S
-from composer_jax.sandbox.mount_plan import MountPlan
+from composer_jax.sandbox.protocol import AsyncClosing
 from composer_jax.sandbox.run_result import RunResult, reject_argv, reject_shell_command
-from composer_jax.sandbox.tree import Tree
+from composer_jax.sandbox.tree import MountPlan, Tree
 
 LAST_CALL_S = 1.0
 MAX_HEADER = 16 * MIB  # of a reply; the worker is not trusted with the host's memory
 
 
-class LocalSandbox:
+class LocalSandbox(AsyncClosing):
     """One isolated workspace with a worker process inside; made by LocalSandboxPool.acquire().
 
     Calls may overlap; they run one after the other. Cancelling a call ends the sandbox, whose state would be unknown.
@@ -218,12 +218,6 @@ class LocalSandbox:
             else:
                 self._channel.close()
             self._pool.on_sandbox_end(self)
-
-    async def __aenter__(self) -> "LocalSandbox":
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.end("it was closed")
 
     async def wait_ready(self, timeout_s: float) -> None:
         """Waits until the worker is ready. Raises SandboxDied when it cannot start, or has ended since it was ready."""

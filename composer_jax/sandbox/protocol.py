@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol, Self, TypeAlias
 
 from composer_jax.sandbox.change import Change
@@ -44,7 +43,19 @@ class Capabilities:
     has_writable_system: bool
 
 
-class Sandbox(Protocol):
+class AsyncClosing(Protocol):
+    """An async context manager that ends with `close`."""
+
+    async def close(self) -> None: ...
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+class Sandbox(AsyncClosing, Protocol):
     """One isolated workspace with a process inside that runs commands; made by SandboxPool.acquire.
 
     Calls may overlap; they run one after the other. Every call raises SandboxDied once the sandbox is gone, and
@@ -108,14 +119,8 @@ class Sandbox(Protocol):
         """Kills the sandbox and every process in it. Safe to call twice."""
         ...
 
-    async def __aenter__(self) -> Self: ...
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None: ...
-
-
-class SandboxPool(Protocol):
+class SandboxPool(AsyncClosing, Protocol):
     """Hands out fresh sandboxes of one kind and waits while too many are in use. Use it from one event loop."""
 
     limits: SandboxLimits
@@ -164,9 +169,3 @@ class SandboxPool(Protocol):
     async def close(self) -> None:
         """Ends every sandbox of this pool."""
         ...
-
-    async def __aenter__(self) -> Self: ...
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None: ...

@@ -13,22 +13,21 @@ from composer_jax.errors import UserError
 from composer_jax.sandbox import backend as backends
 from composer_jax.sandbox.inside import disk, frames, seccomp
 from composer_jax.sandbox.limits import SandboxLimits
-from composer_jax.sandbox.mount_plan import EMPTY_PLAN
+from composer_jax.sandbox.tree import EMPTY_PLAN
 
 END_S = 30.0  # longest the launcher may take to kill what is left and to remove its files; usually below 0.1 s
 START_S = 20.0  # longest the zygote may take to be ready; it needs about 0.1 s
 
 
-def start(
-    name: str, limits: SandboxLimits, trees: str, overlays: bool, network: bool
-) -> tuple[backends.Backend, "Spawner"]:
-    """Returns the backend called `name` and its first zygote.
+def start(name: str, limits: SandboxLimits, trees: str, overlays: bool, network: bool) -> "Spawner":
+    """Starts the first zygote of the backend called `name`.
 
     "auto" is bubblewrap, or Landlock with a warning where bubblewrap is missing or refused. Raises UserError when this
     machine refuses both, or bubblewrap for a pool with network, which Landlock cannot give.
     """
     try:
-        return _start("bubblewrap" if name == "auto" else name, limits, trees, overlays, network)
+        backend = backends.choose("bubblewrap" if name == "auto" else name, trees, network)
+        return Spawner(backend, limits, trees, overlays)
     except backends.BackendRefused as error:
         if name != "auto":
             raise
@@ -37,7 +36,7 @@ def start(
         ways = f"{first.fix}, or choose the backend 'subprocess' to go without isolation"
         raise UserError(f"{first.why}. Landlock cannot give sandboxes the network instead. {ways}.")
     try:
-        started = _start("landlock", limits, trees, overlays, network)
+        started = Spawner(backends.choose("landlock", trees, network), limits, trees, overlays)
     except backends.BackendRefused as second:
         ways = f"{first.fix}; or: {second.fix}; or choose the backend 'subprocess' to go without isolation"
         raise UserError(f"{first.why}. {second.why}. {ways}.") from None
@@ -46,18 +45,12 @@ def start(
     return started
 
 
-def _start(
-    name: str, limits: SandboxLimits, trees: str, overlays: bool, network: bool
-) -> tuple[backends.Backend, "Spawner"]:
-    backend = backends.choose(name, trees, network)
-    return backend, Spawner(backend, limits, trees, overlays)
-
-
 class Spawner:
     """One zygote. Methods do not block and need no event loop; threads may call them one at a time."""
 
     def __init__(self, backend: backends.Backend, limits: SandboxLimits, trees: str, overlays: bool):
         """Starts the zygote and waits until it is ready. Raises UserError when this machine does not allow it."""
+        self.backend = backend
         needs_scratch = backend.isolation == "none"
         self._scratch = tempfile.TemporaryDirectory(prefix="composer-sandboxes-") if needs_scratch else None
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

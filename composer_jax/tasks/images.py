@@ -14,6 +14,7 @@ from composer_jax.errors import UserError
 from composer_jax.sandbox import SandboxDied, SandboxFileError, SandboxLimits, SandboxPool
 from composer_jax.sandbox.container_pool import ContainerPool
 from composer_jax.sandbox.engine import Engine, find_engine, has_ended, owner
+from composer_jax.sandbox.protocol import AsyncClosing
 from composer_jax.tasks.grader import ScriptGrader
 from composer_jax.tasks.task import Task
 
@@ -82,7 +83,7 @@ class TaskWorkspace:
     base: Path | None
 
 
-class ImagePools:
+class ImagePools(AsyncClosing):
     """The workspaces of tasks with an image, each created on first use. For one event loop.
 
     size: containers in use at once, over all images. engine: None: Docker or Podman, whichever works.
@@ -123,12 +124,6 @@ class ImagePools:
                 await workspace.pool.close()
         if self._folders is not None:
             await asyncio.to_thread(self._folders.cleanup)
-
-    async def __aenter__(self) -> ImagePools:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     async def _create(self, task: Task) -> TaskWorkspace:
         if self._folders is None:

@@ -6,7 +6,7 @@ import tarfile
 import pytest
 
 from composer_jax.sandbox import SandboxFileError
-from composer_jax.sandbox.archive import unpack_into
+from composer_jax.sandbox.container_changes import unpack_into
 
 
 def archive(*entries, end=True):

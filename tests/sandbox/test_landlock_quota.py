@@ -11,7 +11,7 @@ import time
 import pytest
 
 from composer_jax.sandbox import LocalSandboxPool, SandboxFileError, SandboxLimits
-from composer_jax.sandbox.inside import disk, processes, quota
+from composer_jax.sandbox.inside import confinement, disk, processes
 from tests.sandbox.fixtures import REPOSITORY, as_another_user
 
 
@@ -104,11 +104,11 @@ def test_folders_that_resist_are_removed(tmp_path):
 
 CLOSING = """
 import os, sys, tempfile
-from composer_jax.sandbox.inside import disk, quota
+from composer_jax.sandbox.inside import confinement, disk
 root = tempfile.mkdtemp()
 os.makedirs(f"{root}/a/b/c")
 open(f"{root}/a/b/c/file", "wb").write(bytes(8192))
-judged = quota.FolderQuota(root, "the workspace", 1 << 20)
+judged = confinement.FolderQuota(root, "the workspace", 1 << 20)
 left, event, closing = 0, "", False
 def close():
     for folder in (f"{root}/a/b/c", f"{root}/a/b", f"{root}/a", root):
@@ -173,7 +173,7 @@ def background(shell: subprocess.Popen, command: str) -> None:
     shell.stdout.readline()
 
 
-def passes(judged: quota.Quota) -> bool:
+def passes(judged: confinement.Quota) -> bool:
     """Whether it says so once it looks: the disk is looked at for a small share of the time only."""
     end = time.monotonic() + 10
     while not judged.is_exceeded() and time.monotonic() < end:
@@ -194,7 +194,7 @@ def judge_jobs(root: str) -> None:
     workspace, tmp = f"{root}/workspace", f"{root}/tmp"
     os.mkdir(workspace)
     os.mkdir(tmp)
-    judged = quota.Quota(workspace, tmp, {"workspace_bytes": 1 << 20, "tmp_bytes": 1 << 20, "processes": 4})
+    judged = confinement.Quota(workspace, tmp, {"workspace_bytes": 1 << 20, "tmp_bytes": 1 << 20, "processes": 4})
     environment = {"PATH": os.environ["PATH"]}
     shell = subprocess.Popen(["bash"], cwd=workspace, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert not judged.is_exceeded() and judged.finish_command() == ""

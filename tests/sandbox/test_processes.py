@@ -24,7 +24,7 @@ class Ending:
             self.children = {WORKER: [SHELL, JOB], SHELL: [], JOB: []}
         return found
 
-    def kill(self, pid):
+    def kill(self, pid, number):
         self.states[pid] = "Z"
 
 
@@ -33,7 +33,7 @@ def table(monkeypatch):
     made = Ending()
     monkeypatch.setattr(processes, "_children", made.list)
     monkeypatch.setattr(processes, "_state", lambda pid: made.states[pid])
-    monkeypatch.setattr(processes, "_kill", made.kill)
+    monkeypatch.setattr(processes, "send_signal", made.kill)
     return made
 
 
@@ -45,6 +45,6 @@ def test_the_job_of_a_shell_that_ends_meanwhile_is_killed(table):
 
 
 def test_a_process_that_does_not_die_does_not_hold_up_the_caller(table, monkeypatch):
-    monkeypatch.setattr(processes, "_kill", lambda pid: None)
+    monkeypatch.setattr(processes, "send_signal", lambda pid, number: None)
     processes.kill_descendants(WORKER, most=7)
     assert table.listings == 7

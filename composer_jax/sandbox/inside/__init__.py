@@ -17,10 +17,8 @@ Without namespaces, these replace them:
 
 landlock         what a sandbox can open and which processes it can signal
 landlock_filter  a second system-call filter, against what namespaces would hide
-confinement      both of them around a worker and around its commands
-supervisor       the process around a sandbox that kills all of it
-chmod_broker     changes of modes and times, on files of the sandbox only
-quota            limits on disk and processes, by repeated checks
+confinement      both of them around a worker and its commands; limits on disk and processes, by repeated checks
+supervisor       the process around a sandbox that kills all of it, and changes modes and times of its files only
 disk             disk usage of a folder, and the removal of its contents
 processes        descendants of a process
 """

@@ -4,6 +4,7 @@ An overlay keeps changes in layers of its own, so that only paths named there ar
 A copied workspace is compared whole. A report holds only what is new since the last one; the host merges them.
 """
 
+import copy
 import os
 import stat
 from typing import Any
@@ -68,7 +69,7 @@ class Changes:
             self.frozen = Names()
             for layer in self.layers[:-1]:
                 _collect(layer, self.frozen, 0)
-        names = _copy(self.frozen)
+        names = copy.deepcopy(self.frozen)
         _collect(self.layers[-1], names, 0)
         return names
 
@@ -184,12 +185,6 @@ def _is_opaque(folder: int) -> bool:
         return False
 
 
-def _copy(names: Names) -> Names:
-    twin = Names(names.whole)
-    twin.below = {name: _copy(below) for name, below in names.below.items()}
-    return twin
-
-
 def _lstat(folder: int, name: str) -> os.stat_result | None:
     try:
         return os.stat(name, dir_fd=folder, follow_symlinks=False)
@@ -235,15 +230,5 @@ def _is_plain(status: os.stat_result) -> bool:
 def _content(folder: int | None, name: str, link: bool) -> bytes:
     if link:
         return os.fsencode(os.readlink(name, dir_fd=folder))
-    fd = os.open(name, _READ, dir_fd=folder)
-    try:
-        return _read_all(fd)
-    finally:
-        os.close(fd)
-
-
-def _read_all(fd: int) -> bytes:
-    chunks = []
-    while chunk := os.read(fd, 1 << 20):
-        chunks.append(chunk)
-    return b"".join(chunks)
+    with open(os.open(name, _READ, dir_fd=folder), "rb") as file:
+        return file.read()

@@ -261,13 +261,13 @@ class Commands:
                 return
             stopped = [pid for pid, state in self._states().items() if state[0] == b"T"]
             if self.can_signal_all:
-                _signal(-1, signal.SIGSTOP)
+                processes.send_signal(-1, signal.SIGSTOP)
             for pid in self._pids_to_kill(spared, families):
-                _signal(pid, signal.SIGKILL)
+                processes.send_signal(pid, signal.SIGKILL)
             if self.can_signal_all:
                 for pid in self.other_pids():
                     if pid not in stopped:
-                        _signal(pid, signal.SIGCONT)
+                        processes.send_signal(pid, signal.SIGCONT)
             time.sleep(0.0005)
 
     def _pids_to_kill(self, spared: Collection[int], families: Collection[int]) -> list[int]:
@@ -365,11 +365,3 @@ def _write_some(fd: int, data: memoryview) -> memoryview:
         return data
     except OSError:  # the reader has closed it
         return data[:0]
-
-
-def _signal(pid: int, number: int) -> None:
-    """Sends a signal to a process if it still exists, or to all (-1)."""
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return

@@ -43,9 +43,7 @@ class WorkspaceFiles:
                 if not stat.S_ISREG(os.fstat(fd).st_mode):
                     raise FileRefused(f"{path} is not a regular file")
                 os.ftruncate(fd, 0)
-                view = memoryview(data)
-                while view:
-                    view = view[os.write(fd, view) :]
+                _write_all(fd, memoryview(data))
             except OSError as error:
                 raise _explain(error, path) from None
             finally:
@@ -181,9 +179,7 @@ def _replace(parent: int, name: str, path: str, mode: int | None, data: memoryvi
         else:
             fd = open_at(fresh, _WRITE | os.O_EXCL, parent, path)
             try:
-                view = data
-                while view:
-                    view = view[os.write(fd, view) :]
+                _write_all(fd, data)
                 os.fchmod(fd, mode)
             finally:
                 os.close(fd)
@@ -194,6 +190,11 @@ def _replace(parent: int, name: str, path: str, mode: int | None, data: memoryvi
         with contextlib.suppress(FileNotFoundError):
             os.unlink(fresh, dir_fd=parent)
         raise
+
+
+def _write_all(fd: int, view: memoryview) -> None:
+    while view:
+        view = view[os.write(fd, view) :]
 
 
 def _keep_owner(parent: int, name: str, fresh: str) -> None:

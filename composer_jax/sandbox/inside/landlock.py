@@ -7,7 +7,7 @@
 A process can only enter further domains. Landlock (Linux 5.13; Documentation/userspace-api/landlock.rst) checks
 opening, creating, linking, renaming, truncating and removing files by their folder. It does not check stat: a process
 that knows the path of a file sees that it exists, its size and its times. Nor does it check changes of modes, times and
-owners; seccomp filters cover those (landlock_filter.py, chmod_broker.py).
+owners; seccomp filters cover those (landlock_filter.py, supervisor.py).
 
 Before ABI 6 (Linux 6.12) signals are not confined: a command may kill its worker, which counts as a failure of the
 machine, and any process of the same user.

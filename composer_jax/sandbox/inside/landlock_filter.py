@@ -49,7 +49,7 @@ ATTRIBUTES: dict[str, tuple[int, int]] = {
 }
 # Calls judged by their arguments.
 OPEN, OPENAT, OPENAT2, KILL = (2, None), (257, 56), (437, 437), (62, 129)
-# Changes of modes and times: handed to the supervisor (chmod_broker.py).
+# Changes of modes and times: handed to the supervisor (supervisor.py).
 MODE_CALLS: dict[str, tuple[int | None, int | None]] = {
     "chmod": (90, None),
     "fchmod": (91, 52),

@@ -33,7 +33,7 @@ def kill_descendants(pid: int, most: int = 1000) -> None:
         if empty == 2:
             return
         for child in running:
-            _kill(child)
+            send_signal(child, signal.SIGKILL)
         time.sleep(0.0005)
 
 
@@ -54,11 +54,11 @@ def kill_all_descendants(at_once: bool) -> dict[int, tuple[int, struct_rusage]]:
         if child:
             ended[child] = status, usage
         elif at_once:
-            _kill(-1)
+            send_signal(-1, signal.SIGKILL)
             how = 0
         else:  # a process may fork between the listing and the kill: repeat until none is left
             for pid in descendants(os.getpid()):
-                _kill(pid)
+                send_signal(pid, signal.SIGKILL)
             time.sleep(0.001)
 
 
@@ -115,8 +115,9 @@ def _children(pid: int) -> list[int]:
     return pids
 
 
-def _kill(pid: int) -> None:
+def send_signal(pid: int, number: int) -> None:
+    """Sends a signal to a process if it still exists, or to all (-1)."""
     try:
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, number)
     except ProcessLookupError:
         return
