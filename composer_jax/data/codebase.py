@@ -54,7 +54,8 @@ def read_codebase(folder: Path, extensions: Sequence[str] = ()) -> Codebase:
     """
     endings = tuple(ending if ending.startswith(".") else f".{ending}" for ending in extensions)
     left_out: dict[str, list[str]] = {}
-    paths = sorted(path for path in _walk(folder, left_out) if _is_source(path, endings))
+    paths = _walk(folder, left_out)
+    paths = sorted(path for path in paths if (path.endswith(endings) if endings else language_of(path)))
     files = {}
     for path in paths:
         text, reason = _read(folder, path)
@@ -89,18 +90,11 @@ def _walk(folder: Path, left_out: dict[str, list[str]]) -> Iterator[str]:
 
     for parent, folders, names in os.walk(folder, onerror=on_error):
         below = "" if Path(parent) == folder else f"{Path(parent).relative_to(folder).as_posix()}/"
-        folders[:] = [name for name in folders if not name.startswith(".") and not _is_foreign(f"{below}{name}/")]
+        own = (name for name in folders if not name.startswith("."))
+        folders[:] = [name for name in own if reason_by_path(f"{below}{name}/", TEXT, ()) not in ("vendored", "built")]
         for name in names:
             if stat.S_ISREG(os.lstat(f"{parent}/{name}").st_mode):  # a link would be read twice, a pipe would block
                 yield below + name
-
-
-def _is_foreign(folder: str) -> bool:
-    return reason_by_path(folder, TEXT, ()) in ("vendored", "built")
-
-
-def _is_source(path: str, endings: tuple[str, ...]) -> bool:
-    return path.endswith(endings) if endings else language_of(path) is not None
 
 
 def _read(folder: Path, path: str) -> tuple[str, str | None]:

@@ -95,7 +95,7 @@ def find_corpus(
     if not names:
         raise UserError(f"{folder} holds no source files ({ends}); name another folder or other extensions")
 
-    names.sort(key=_order)
+    names.sort(key=lambda name: (_hash(name)[8:], name))
     heldout_names = [name for name in names if split_position(name) < heldout_fraction]
     if heldout_fraction > 0 and not heldout_names:
         heldout_names = [min(names, key=split_position)]
@@ -198,10 +198,6 @@ def _digest(data: bytes) -> str:
 def split_position(name: str) -> float:
     """Returns a number in [0, 1) that depends on the path only; files below heldout_fraction are held out."""
     return int.from_bytes(_hash(name)[:8], "big") / 2**64
-
-
-def _order(name: str) -> tuple[bytes, str]:
-    return _hash(name)[8:], name
 
 
 def _hash(name: str) -> bytes:

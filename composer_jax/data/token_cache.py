@@ -18,36 +18,42 @@ from composer_jax.data.corpus import CorpusFile
 from composer_jax.data.text_tokenizer import TextTokenizer, encode_texts
 from composer_jax.errors import UserError
 
-Progress = Callable[[int, int], None]
-"""Called with (bytes encoded, bytes in total)."""
-
 
 def encode_files(
     tok: TextTokenizer,
     files: Sequence[CorpusFile],
     *,
     cache_dir: Path | str | None = None,
-    progress: Progress | None = None,
+    progress: Callable[[int], None] = lambda num_bytes: None,
 ) -> list[np.ndarray]:
     """Returns one array of token ids per file, in order (uint16 if the vocabulary allows, else int32).
 
     The result is cached in `cache_dir`, from which the next call reads it; a damaged cache file is replaced.
+    `progress` is called with the bytes of files that are done.
     """
-    total = sum(file.num_bytes for file in files)
     path = cache_file(tok, files, cache_dir) if cache_dir is not None else None
     documents = _read(path) if path else None
-    if documents is None or len(documents) != len(files):
-        documents = _encode(tok, files, total, progress)
-        if path:
-            _write(path, documents)
-    if progress:
-        progress(total, total)
+    if documents is not None and len(documents) == len(files):
+        progress(sum(file.num_bytes for file in files))
+        return documents
+    dtype = np.uint16 if tok.vocab_size <= 2**16 else np.int32
+    documents = []
+    for file, ids in zip(files, encode_texts(tok, (file.read() for file in files), dtype), strict=True):
+        documents.append(ids)
+        progress(file.num_bytes)
+    if path:
+        tokens = np.concatenate(documents) if documents else np.zeros(0, np.uint16)
+        with open_atomically(path) as opened:
+            np.savez(opened, tokens=tokens, ends=np.cumsum([len(d) for d in documents], dtype=np.int64))
     return documents
 
 
 def cache_file(tok: TextTokenizer, files: Sequence[CorpusFile], cache_dir: Path | str) -> Path:
     """Returns the path of the cache file of `encode_files`."""
-    return Path(cache_dir) / f"tokens-{_key(tok, files)}.npz"
+    key = hashlib.sha256(tok.fingerprint.encode())
+    for file in files:
+        key.update(f"\0{file.name}\0{file.digest}".encode("utf-8", errors="surrogateescape"))
+    return Path(cache_dir) / f"tokens-{key.hexdigest()[:16]}.npz"
 
 
 def read_encoded(path: Path | str) -> list[np.ndarray]:
@@ -58,25 +64,6 @@ def read_encoded(path: Path | str) -> list[np.ndarray]:
     return documents
 
 
-def _encode(tok: TextTokenizer, files: Sequence[CorpusFile], total: int, progress: Progress | None) -> list[np.ndarray]:
-    dtype = np.uint16 if tok.vocab_size <= 2**16 else np.int32
-    documents: list[np.ndarray] = []
-    done = 0
-    for file, ids in zip(files, encode_texts(tok, (file.read() for file in files), dtype), strict=True):
-        documents.append(ids)
-        done += file.num_bytes
-        if progress:
-            progress(done, total)
-    return documents
-
-
-def _key(tok: TextTokenizer, files: Sequence[CorpusFile]) -> str:
-    key = hashlib.sha256(tok.fingerprint.encode())
-    for file in files:
-        key.update(f"\0{file.name}\0{file.digest}".encode("utf-8", errors="surrogateescape"))
-    return key.hexdigest()[:16]
-
-
 def _read(path: Path) -> list[np.ndarray] | None:
     """The documents; None if the file is missing or damaged, which the checksums of the zip format detect."""
     try:
@@ -85,9 +72,3 @@ def _read(path: Path) -> list[np.ndarray] | None:
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return None
     return np.split(tokens, ends)[:-1]
-
-
-def _write(path: Path, documents: Sequence[np.ndarray]) -> None:
-    tokens = np.concatenate(documents) if documents else np.zeros(0, np.uint16)
-    with open_atomically(path) as file:
-        np.savez(file, tokens=tokens, ends=np.cumsum([len(d) for d in documents], dtype=np.int64))

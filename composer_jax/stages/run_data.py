@@ -103,11 +103,4 @@ class RunData:
 
     def _encode(self, files: Sequence[CorpusFile], name: str) -> list[np.ndarray]:
         with Progress(sum(file.num_bytes for file in files), "byte", f"encode {name}") as progress:
-            done = 0
-
-            def advance(now: int, total: int) -> None:
-                nonlocal done
-                progress.update(now - done)
-                done = now
-
-            return encode_files(self.tokenizer, files, cache_dir=self.folder, progress=advance)
+            return encode_files(self.tokenizer, files, cache_dir=self.folder, progress=progress.update)

@@ -83,7 +83,11 @@ async def validate(
     async def validate_one(task: Task) -> Validation:
         async with turns:
             try:
-                validation = await _validate_in_its_pool(task, pool, runs)
+                if task.image is None:
+                    validation = await _validate(task, pool, runs)
+                else:
+                    async with await asyncio.to_thread(container_pool, task, 1) as containers:  # may build the image
+                        validation = await _validate(task, containers, runs)
             except UserError as error:
                 validation = Validation(task.id, (), (), str(error))
             after_task(validation)
@@ -92,13 +96,6 @@ async def validate(
     async with asyncio.TaskGroup() as group:
         running = [group.create_task(validate_one(task)) for task in tasks]
     return [job.result() for job in running]
-
-
-async def _validate_in_its_pool(task: Task, pool: SandboxPool, runs: int) -> Validation:
-    if task.image is None:
-        return await _validate(task, pool, runs)
-    async with await asyncio.to_thread(container_pool, task, 1) as containers:  # may build the image
-        return await _validate(task, containers, runs)
 
 
 async def _validate(task: Task, pool: SandboxPool, runs: int) -> Validation:

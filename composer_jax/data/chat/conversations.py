@@ -69,13 +69,7 @@ def read_conversation(row: Any) -> TrainingConversation:
     messages = row.get("messages") if isinstance(row, dict) else None
     if not isinstance(messages, list) or not messages:
         raise ValueError("there is no list of messages; a row is an object with messages")
-    prompt: list[Message] = []
-    turns: list[ModelTurn] = []
-    for number, message in enumerate(messages, 1):
-        try:
-            _add(message, prompt, turns)
-        except ValueError as error:
-            raise ValueError(f"message {number}: {error}") from error
+    prompt, turns = _read_all(messages)
     if not turns:
         raise ValueError("no message is the model's, so there is nothing to train on")
     if turns[-1].users:
@@ -88,13 +82,7 @@ def read_conversation(row: Any) -> TrainingConversation:
 
 def read_messages(rows: Sequence[Mapping[str, Any]]) -> list[Message | AssistantMessage]:
     """Parses a conversation that the model is to answer. Raises ValueError with a reason that names the message."""
-    prompt: list[Message] = []
-    turns: list[ModelTurn] = []
-    for number, row in enumerate(rows, 1):
-        try:
-            _add(dict(row), prompt, turns)
-        except ValueError as error:
-            raise ValueError(f"message {number}: {error}") from error
+    prompt, turns = _read_all([dict(row) for row in rows])
     messages: list[Message | AssistantMessage] = [*prompt]
     for turn in turns:
         messages += [turn.message, *(Message("tool", turn.answers[place]) for place in sorted(turn.answers))]
@@ -105,6 +93,17 @@ def read_messages(rows: Sequence[Mapping[str, Any]]) -> list[Message | Assistant
     if turns and len(turns[-1].answers) < len(turns[-1].message.calls):
         raise ValueError("the last tool calls have no answers")
     return messages
+
+
+def _read_all(messages: Sequence[Any]) -> tuple[list[Message], list[ModelTurn]]:
+    prompt: list[Message] = []
+    turns: list[ModelTurn] = []
+    for number, message in enumerate(messages, 1):
+        try:
+            _add(message, prompt, turns)
+        except ValueError as error:
+            raise ValueError(f"message {number}: {error}") from error
+    return prompt, turns
 
 
 def conversation_trace(conversation: TrainingConversation, chat: ChatFormat) -> tuple[np.ndarray, np.ndarray]:

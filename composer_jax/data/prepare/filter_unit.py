@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,7 +95,7 @@ def filter_unit(unit: WorkUnit, config: PrepareConfig) -> FilteredUnit:
         np.asarray(ordinals, np.int32),
         np.asarray(digests, np.uint64),
         np.asarray(heldout, bool),
-        _stack(signed, width),
+        np.concatenate([np.zeros((0, width), np.uint8), *signed]),
         tally,
     )
 
@@ -104,7 +103,3 @@ def filter_unit(unit: WorkUnit, config: PrepareConfig) -> FilteredUnit:
 def text_digest(text: bytes) -> int:
     """Returns the first 64 bits of the SHA-256 of a text."""
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "little")
-
-
-def _stack(arrays: Sequence[np.ndarray], width: int) -> np.ndarray:
-    return np.concatenate([np.zeros((0, width), np.uint8), *arrays])

@@ -105,7 +105,11 @@ class ShardedDocuments(Sequence["ShardedDocument"]):
         return len(self._lengths)
 
     def __getitem__(self, index: Any) -> ShardedDocument:
-        return ShardedDocument(self, int(self._first[index]) * RECORD_TOKENS, int(self._lengths[index]))
+        return ShardedDocument(*self.range_of(index), self)
+
+    def range_of(self, index: int) -> tuple[int, int]:
+        """Returns the address of a document's first token, and the number of its tokens."""
+        return int(self._first[index]) * RECORD_TOKENS, int(self._lengths[index])
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """Returns the ids at the addresses from `start` to `stop`, which must be of one document.
@@ -127,28 +131,35 @@ class ShardedDocuments(Sequence["ShardedDocument"]):
         return np.frombuffer(self._source[record], self._dtype)
 
 
-class ShardedDocument:
-    """One document: `len` is its number of tokens, and a slice reads those tokens only."""
+class AddressRange:
+    """The addresses of the tokens of one document, int64[n]; `len` is their number."""
 
-    def __init__(self, documents: ShardedDocuments, address: int, length: int) -> None:
+    def __init__(self, address: int, length: int) -> None:
         """address: of the first token."""
-        self._documents, self._address, self._length = documents, address, length
+        self._address, self._length = address, length
 
     def __len__(self) -> int:
         return self._length
 
     def __getitem__(self, place: slice) -> np.ndarray:
         start, stop, _ = place.indices(self._length)
-        return self._documents.read(self._address + start, self._address + stop)
-
-    def addresses(self, place: slice) -> np.ndarray:
-        """Returns the addresses, int64[n], of the tokens of a slice, which are not read."""
-        start, stop, _ = place.indices(self._length)
         return np.arange(self._address + start, self._address + stop)
 
 
-class DocumentAddresses(Sequence["_AddressRange"]):
-    """The same documents with the addresses of their tokens, int64, in place of the ids: to be packed unread."""
+class ShardedDocument(AddressRange):
+    """One document: a slice reads its tokens only."""
+
+    def __init__(self, address: int, length: int, documents: ShardedDocuments) -> None:
+        super().__init__(address, length)
+        self._documents = documents
+
+    def __getitem__(self, place: slice) -> np.ndarray:
+        start, stop, _ = place.indices(self._length)
+        return self._documents.read(self._address + start, self._address + stop)
+
+
+class DocumentAddresses(Sequence[AddressRange]):
+    """The same documents with the addresses of their tokens in place of the ids: to be packed unread."""
 
     def __init__(self, documents: ShardedDocuments) -> None:
         self._documents = documents
@@ -156,16 +167,5 @@ class DocumentAddresses(Sequence["_AddressRange"]):
     def __len__(self) -> int:
         return len(self._documents)
 
-    def __getitem__(self, index: Any) -> _AddressRange:
-        return _AddressRange(self._documents[index])
-
-
-class _AddressRange:
-    def __init__(self, document: ShardedDocument) -> None:
-        self._document = document
-
-    def __len__(self) -> int:
-        return len(self._document)
-
-    def __getitem__(self, place: slice) -> np.ndarray:
-        return self._document.addresses(place)
+    def __getitem__(self, index: Any) -> AddressRange:
+        return AddressRange(*self._documents.range_of(index))

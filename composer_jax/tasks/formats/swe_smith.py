@@ -35,6 +35,8 @@ IMAGE_VARIABLES = {
 TIMEOUT_S = 300.0
 _COMMIT = re.compile(r"\.([0-9a-f]{8})\.")
 _DESCRIBED = ("created_at", "strategy")
+# The issue of a row without one names one test, as a report of a failing build would.
+_NO_PROBLEM = "Something that worked before does not work any more. This test fails, for one: "
 
 
 def is_row(row: Fields) -> bool:
@@ -56,7 +58,7 @@ def read_row(row: Fields, options: ReadOptions) -> Task:
     packages = find_packages(options, repo, "")
     image = None if packages is not None else row.text("image_name")
     variables = {} if image is None else {"environment": IMAGE_VARIABLES}
-    problem = row.text("problem_statement", "").strip() or _problem(f2p)
+    problem = row.text("problem_statement", "").strip() or _NO_PROBLEM + f2p[0]
     return Task(
         id=name,
         family="swe_smith",
@@ -76,11 +78,6 @@ def read_row(row: Fields, options: ReadOptions) -> Task:
         packages=packages,
         image=image,
     )
-
-
-def _problem(tests: tuple[str, ...]) -> str:
-    """Returns an issue text for a row without one. It names one test, as a report of a failing build would."""
-    return f"Something that worked before does not work any more. This test fails, for one: {tests[0]}"
 
 
 def _with_bug(row: Fields, name: str, patch: str, mirrors: Mirrors) -> Path:

@@ -28,7 +28,9 @@ def submitted_changes(task: Task, changes: Mapping[str, Change]) -> dict[str, Ch
     submitted = {path: change for path, change in changes.items() if not is_protected(path)}
     removed = tuple(f"{path}/" for path, change in submitted.items() if change.kind == "gone")
     if removed:
-        submitted |= {path: change for path, change in _pristine_tests(task).items() if path.startswith(removed)}
+        own = {path: Change("file", text.encode()) for path, text in task.files.items() if is_protected(path)}
+        pristine = read_folder(task.repository, is_protected) | own
+        submitted |= {path: change for path, change in pristine.items() if path.startswith(removed)}
     return submitted
 
 
@@ -72,9 +74,3 @@ async def _grade(
     repaired, kept, detail = judge.summarize(report.judged, grader.fail_to_pass, grader.pass_to_pass)
     reward = judge.compute_reward(repaired, kept, grader.partial)
     return Grade(reward, {"f2p": repaired, "p2p": kept}, detail), not (report.timed_out or report.lost_bytes)
-
-
-def _pristine_tests(task: Task) -> dict[str, Change]:
-    """Returns the protected files of the task's workspace."""
-    own = {path: Change("file", text.encode()) for path, text in task.files.items() if is_protected(path)}
-    return read_folder(task.repository, is_protected) | own

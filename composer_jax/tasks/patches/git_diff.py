@@ -33,7 +33,9 @@ def changes_from_patch(folder: Path, patch: str, reverse: bool = False) -> dict[
             run_git(*arguments, cwd=after, stdin=data if data.endswith(b"\n") else data + b"\n")
         except GitError as error:
             raise UserError(f"the patch does not fit {folder}: {str(error).splitlines()[0]}") from None
-        return _compare(before, after)
+        old, new = read_folder(before), read_folder(after)
+        changes = {path: change for path, change in new.items() if old.get(path) != change}
+        return changes | {path: GONE for path in old.keys() - new.keys()}
 
 
 def apply_change(folder: Path, path: str, change: Change) -> None:
@@ -82,12 +84,6 @@ def _clear_way(folder: Path, path: str) -> Path:
         if parent.is_file():
             parent.unlink()
     return folder / pure
-
-
-def _compare(before: Path, after: Path) -> dict[str, Change]:
-    old, new = read_folder(before), read_folder(after)
-    changes = {path: change for path, change in new.items() if old.get(path) != change}
-    return changes | {path: GONE for path in old.keys() - new.keys()}
 
 
 def read_folder(folder: Path | None, is_wanted: Callable[[str], bool] = lambda path: True) -> dict[str, Change]:

@@ -77,7 +77,7 @@ async def break_suite(
     passing = tuple(test for test in baseline.tests if test in report.passed)
     gates = []
     for gate in (
-        lambda: _in_time(report),
+        lambda: Gate("in time", not report.timed_out, (report.timed_out and report.problem) or "no limit was reached"),
         lambda: _collects(candidate, report),
         lambda: _fails(report, failures),
         lambda: Gate("keeps", len(passing) >= min_passing, f"{len(passing)} tests still pass, {min_passing} must"),
@@ -124,10 +124,6 @@ def exception_type(message: str) -> str | None:
     candidates = [line for line in reversed(lines) if line.startswith("E ")] or lines[:1]
     match = _TYPE.match(candidates[0])
     return match[1] if match else "Failed"
-
-
-def _in_time(report: SuiteReport) -> Gate:
-    return Gate("in time", not report.timed_out, (report.problem or "") if report.timed_out else "no limit was reached")
 
 
 def _collects(candidate: Candidate, report: SuiteReport) -> Gate:

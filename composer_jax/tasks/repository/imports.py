@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +15,7 @@ from composer_jax.tasks.repository.source import SourceFile
 from composer_jax.tasks.suites.protected import is_protected
 
 Import = ast.Import | ast.ImportFrom
+_NEVER_IMPORTED = re.compile(r"TYPE_CHECKING\Z|\A__name__ == ")  # conditions of code that importing does not run
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,25 +79,14 @@ def _early(node: ast.AST, lazy_annotations: bool) -> Iterator[ast.AST]:
             stack += [*getattr(node, "decorator_list", []), *arguments.defaults, *filter(None, arguments.kw_defaults)]
             if isinstance(node, Function) and not lazy_annotations:
                 stack += [node.returns] if node.returns else []
-                every = [
-                    *arguments.posonlyargs,
-                    *arguments.args,
-                    *arguments.kwonlyargs,
-                    arguments.vararg,
-                    arguments.kwarg,
-                ]
-                stack += [argument.annotation for argument in every if argument and argument.annotation]
-        elif isinstance(node, ast.If) and _is_never_imported(node.test):
+                every = [part for part in ast.walk(arguments) if isinstance(part, ast.arg)]
+                stack += [argument.annotation for argument in every if argument.annotation]
+        elif isinstance(node, ast.If) and _NEVER_IMPORTED.search(ast.unparse(node.test)):
             stack += node.orelse
         elif isinstance(node, ast.AnnAssign) and lazy_annotations:
             stack += [node.target, *([node.value] if node.value else [])]
         else:
             stack += ast.iter_child_nodes(node)
-
-
-def _is_never_imported(test: ast.expr) -> bool:
-    text = ast.unparse(test)
-    return text.endswith("TYPE_CHECKING") or text.startswith("__name__ == ")
 
 
 class Repository:

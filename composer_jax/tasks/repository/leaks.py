@@ -40,8 +40,8 @@ class ReadableFiles:
             data = path.read_bytes()
             if path.suffix in (".pyc", ".pyo"):
                 self._compiled[path] = frozenset(_functions_of_code(_load_code(data)))
-            elif (text := _text(data)) is not None:
-                self._lines[path] = _lines(text)
+            elif b"\0" not in data[:8192]:
+                self._lines[path] = _lines(data.decode("utf-8", errors="replace"))
                 self._line_sets[path] = frozenset(self._lines[path])
 
     def find_leaks(
@@ -88,10 +88,6 @@ def _files(folders: Sequence[Path]) -> Iterator[Path]:
                 path = Path(where, name)
                 if path.is_file() and not path.is_symlink() and path.stat().st_size <= MAX_BYTES:
                     yield path
-
-
-def _text(data: bytes) -> str | None:
-    return None if b"\0" in data[:8192] else data.decode("utf-8", errors="replace")
 
 
 def _lines(text: str) -> list[str]:
