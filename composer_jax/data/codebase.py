@@ -49,8 +49,7 @@ def read_codebase(folder: Path, extensions: Sequence[str] = ()) -> Codebase:
     Args:
       extensions: endings of the names of source files; none reads all languages of data/prepare/languages.py.
 
-    Raises:
-      UserError: the folder cannot be read, or no file is left.
+    Raises UserError when the folder cannot be read, or no file is left.
     """
     endings = tuple(ending if ending.startswith(".") else f".{ending}" for ending in extensions)
     left_out: dict[str, list[str]] = {}

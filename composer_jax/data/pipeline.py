@@ -180,8 +180,7 @@ def pretraining_batches(
       steps: batches of the run; at least 1 with final weights.
       read_rows: see BatchStream.
 
-    Raises:
-      UserError: a negative weight, no positive one at the beginning or the end, or a source without data.
+    Raises UserError for a negative weight, no positive one at the beginning or the end, or a source without data.
     """
     first = {name: weight for name, (_, weight) in sources.items()}
     last = first | dict(final_weights or {})

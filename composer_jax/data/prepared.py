@@ -65,9 +65,8 @@ def prepared(
         all.
       max_heldout_tokens: tokens of held-out documents after which pretraining measures no more of them.
 
-    Raises:
-      UserError: no such folder, an unfinished one, a source that it lacks, damaged shards, or shards of another
-        tokenizer.
+    Raises UserError for a missing folder, an unfinished one, a source that it lacks, damaged shards, or shards of
+    another tokenizer.
     """
     folder = local_copy(path)
     index = _read_index(folder, path)

@@ -81,8 +81,7 @@ def read_json_range(path: Path, start: int, end: int) -> Iterator[RawRow]:
 def parquet_ranges(path: Path, column: str, unit_bytes: int) -> Iterator[tuple[int, int, int]]:
     """Yields (first row group, end, bytes of the column) of ranges that hold about `unit_bytes`.
 
-    Raises:
-      UserError: not a Parquet file, a file without the column, or no pyarrow.
+    Raises UserError for another kind of file, a file without the column, and without pyarrow.
     """
     with _reading_parquet(path) as parquet:
         metadata = parquet.ParquetFile(path).metadata

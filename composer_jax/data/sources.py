@@ -22,8 +22,7 @@ from composer_jax.storage.local_copy import local_copy
 class SourceConfig:
     """One source of a run's pretraining data. Weights and sources are ours (not published).
 
-    Raises:
-      UserError: an unknown name or a negative weight; the message names the field.
+    Raises UserError for an unknown name or a negative weight; the message names the field.
     """
 
     kind: str = "documents"
@@ -58,8 +57,7 @@ def source_tree(
       extensions: endings of the files that are read.
       max_bytes: bytes after which no more files are taken; None takes every file.
 
-    Raises:
-      UserError: a folder that is missing or holds no such files.
+    Raises UserError for a folder that is missing or holds no such files.
     """
     corpus = find_corpus(local_copy(path), extensions=extensions, heldout_fraction=0.0, max_bytes=max_bytes)
     return _encoded(inputs, (file.read() for file in corpus.train))
@@ -75,8 +73,7 @@ def text_rows(
       field: the key of the text in a row.
       max_bytes: bytes of UTF-8 after which no more rows are taken; None takes every row.
 
-    Raises:
-      UserError: a file that cannot be read, or a row without text, named with its file and line.
+    Raises UserError for a file that cannot be read, or a row without text, named with its file and line.
     """
     paths = (files,) if isinstance(files, str) else tuple(files)
     return _encoded(inputs, _texts(paths, field, max_bytes))
@@ -123,8 +120,7 @@ def make_sources(
     Args:
       section: the config's section that has the sources, as errors name it.
 
-    Raises:
-      UserError: an import path that does not resolve, or options that its function refuses.
+    Raises UserError for an import path that does not resolve, or options that its function refuses.
     """
     sources: dict[str, tuple[TokenSource, float]] = {}
     for name, config in sorted(configs.items(), key=lambda item: (item[1].kind != "documents", item[0])):

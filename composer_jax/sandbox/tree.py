@@ -99,8 +99,7 @@ EMPTY_PLAN: dict[str, Any] = {"base": None, "layers": [], "packages": None, "tes
 def copy_folder(folder: Path, target: Path) -> None:
     """Copies a folder for sandboxes: links stay links, pipes and sockets are left out.
 
-    Raises:
-      UserError: `folder` is not a folder, or cannot be read.
+    Raises UserError when `folder` is not a folder, or cannot be read.
     """
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder; a workspace needs one.")

@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from composer_jax.data.chat.generation_defaults import GenerationDefaults
+from composer_jax.data.chat.load_chat_format import GenerationDefaults
 from composer_jax.data.chat.messages import read_json
 from composer_jax.data.chat.sampling_params import MOST_TOP_LOGPROBS, SamplingParams
 from composer_jax.errors import UserError

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from composer_jax.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from composer_jax.data.chat.chat_format import ChatFormat
-from composer_jax.data.chat.generation_defaults import GenerationDefaults
+from composer_jax.data.chat.load_chat_format import GenerationDefaults
 from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.data.chat.text_processor import Messages, SamplingOptions, TextProcessor
 from composer_jax.data.text_tokenizer import TextTokenizer

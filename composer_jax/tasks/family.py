@@ -21,7 +21,6 @@ class TaskFamily(Protocol):
 def import_families(paths: Mapping[str, str]) -> dict[str, TaskFamily]:
     """Imports the families of a config: name -> import path of a class without constructor arguments.
 
-    Raises:
-      UserError: a path cannot be imported.
+    Raises UserError when a path cannot be imported.
     """
     return {name: import_object(path, f"config.tasks.families.{name}")() for name, path in paths.items()}

@@ -43,8 +43,7 @@ async def retry_if_sandbox_dies(acquire: Callable[[], Awaitable[Sandbox]], run: 
 async def apply_layers(sandbox: Sandbox, *layers: Mapping[str, Change]) -> Sandbox:
     """Returns a fresh sandbox with these changes, each on top of those before.
 
-    Raises:
-      SandboxFileError: the changes cannot be made; the sandbox is then closed.
+    Raises SandboxFileError when the changes cannot be made; the sandbox is then closed.
     """
     try:
         for changes in layers:

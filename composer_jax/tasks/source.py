@@ -31,9 +31,8 @@ class TaskSource:
     def __init__(self, seed: int, config: TasksConfig, *, read_train: bool = True):
         """Imports the families and reads the paths of `config`; read_train=False leaves tasks.train unread.
 
-        Raises:
-          UserError: a family that cannot be imported, a path that cannot be read, or tasks that belong to the other
-            split, are in both paths, or need an image that is missing.
+        Raises UserError for a family that cannot be imported, a path that cannot be read, or tasks that belong to the
+        other split, are in both paths, or need an image that is missing.
         """
         self.seed = seed
         self.families = import_families(config.families)
@@ -69,8 +68,7 @@ class TaskSource:
     def generate(self, family: str, split: Split, seed: int, index: int) -> Task:
         """Returns generated task number `index` of the stream (family, split, seed).
 
-        Raises:
-          UserError: a family that tasks.families lacks, or that names its tasks otherwise than the config does.
+        Raises UserError for a family that tasks.families lacks, or that names its tasks otherwise than the config does.
         """
         if family not in self.families:
             raise UserError(
@@ -90,8 +88,7 @@ class TaskSource:
           groups: family -> groups of it in a step.
           ladders: family -> harder ones that its groups are drawn from as well; any of them may have to fill the run.
 
-        Raises:
-          UserError: a family is not known or has too few tasks, or none has the tasks of the path.
+        Raises UserError when a family is not known or has too few tasks, or none has the tasks of the path.
         """
         families = {family: (n, "rl.groups", f"rl.groups.{family}={n}") for family, n in groups.items() if n}
         for first, harder in ladders.items():

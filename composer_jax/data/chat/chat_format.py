@@ -82,12 +82,12 @@ class ChatFormat(ABC):
         The message ends at the first of `end_tokens`; later ids are ignored. Other control tokens are shown by name.
         """
 
-    @abstractmethod
     def close(self, sampled: Sequence[int]) -> list[int]:
         """Returns the ids between a sampled message and the next: `end` unless it was sampled, then the separator.
 
         A message that was cut off, or that another of `end_tokens` ended, gets the `end` that the format needs.
         """
+        return [] if self.end in sampled else [self.end]
 
     @abstractmethod
     def bridge(self, sampled: Sequence[int], answers: Sequence[str]) -> list[list[int]]:
@@ -121,13 +121,23 @@ class ChatFormat(ABC):
         head = next(n for n in heads if ids[len(ids) - (len(empty) - n) :] == empty[n:])
         return list(ids[head : len(ids) - (len(empty) - head)])
 
-    @abstractmethod
     def text(self, ids: Sequence[int]) -> str:
         """Returns ids of messages as text to read: no control tokens, and no headings that the format can recognise."""
+        return self.tokenizer.decode(i for i in ids if not self.tokenizer.is_control(i))
 
-    @abstractmethod
     def answer_text(self, ids: Sequence[int]) -> str:
         """Returns the text of the answer in one of the lists of `bridge`."""
+        return self.text(ids)
+
+    def encode_parts(self, parts: Sequence[str | Sequence[int]]) -> list[int]:
+        """Returns the ids of a body of texts and sampled ids, as `user` takes it."""
+        ids: list[int] = []
+        for part in parts:
+            if isinstance(part, str):
+                ids += self.tokenizer.encode(part)
+            else:
+                ids += [i for i in part if not self.tokenizer.is_control(i)]
+        return ids
 
 
 def declarations(tools: Iterable[ToolSpec]) -> list[dict[str, Any]]:

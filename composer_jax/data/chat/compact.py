@@ -76,9 +76,6 @@ class CompactFormat(ChatFormat):
         calls = tuple(_parse_call(self.tokenizer, body) for body in bodies)
         return AssistantMessage(self.tokenizer.decode(content), calls, complete)
 
-    def close(self, sampled: Sequence[int]) -> list[int]:
-        return [] if self.end in sampled else [self.end]
-
     def bridge(self, sampled: Sequence[int], answers: Sequence[str]) -> list[list[int]]:
         check_answers(len(self.parse(sampled).calls), len(answers))
         turn = [self.message("tool", [answer]) for answer in answers]
@@ -87,22 +84,13 @@ class CompactFormat(ChatFormat):
     def user(self, parts: Sequence[str | Sequence[int]]) -> list[int]:
         return self.message("user", parts)
 
-    def text(self, ids: Sequence[int]) -> str:
-        return self.tokenizer.decode(i for i in ids if i >= len(SPECIAL))
-
-    def answer_text(self, ids: Sequence[int]) -> str:
-        return self.text(ids)
-
     def message(self, role: str, parts: Sequence[str | Sequence[int]]) -> list[int]:
         """Returns a message of `role` ("system", "user", "tool" or "assistant") with a body as `user` takes it."""
         tok = self.tokenizer
         roles = {"system": tok.system, "user": tok.user, "assistant": tok.assistant, "tool": tok.tool}
         if role not in roles:
             raise ValueError(f"{role!r} is not a role; use one of {', '.join(roles)}")
-        ids = [roles[role]]
-        for part in parts:
-            ids += tok.encode(part) if isinstance(part, str) else [i for i in part if i >= len(SPECIAL)]
-        return [*ids, tok.end]
+        return [roles[role], *self.encode_parts(parts), tok.end]
 
 
 def _parse_call(tok: Tokenizer, ids: list[int]) -> ToolCall | MalformedToolCall:

@@ -16,7 +16,6 @@ CHAT_FORMATS: Mapping[str, Callable[..., ChatFormat]] = {"compact": CompactForma
 def chat_format_kind(name: str) -> Callable[..., ChatFormat]:
     """Returns the builder that data.chat_format names.
 
-    Raises:
-      UserError: the name is neither in CHAT_FORMATS nor an import path that resolves.
+    Raises UserError when the name is neither in CHAT_FORMATS nor an import path that resolves.
     """
     return resolve(name, CHAT_FORMATS, "config.data.chat_format")

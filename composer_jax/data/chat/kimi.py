@@ -101,9 +101,6 @@ class KimiFormat(ChatFormat):
         content = join_content(self.tokenizer.decode(message.before), self.tokenizer.decode(message.after))
         return AssistantMessage(content, tuple(self._parse_call(span) for span in message.calls), message.complete)
 
-    def close(self, sampled: Sequence[int]) -> list[int]:
-        return [] if self.end in sampled else [self.end]
-
     def bridge(self, sampled: Sequence[int], answers: Sequence[str]) -> list[list[int]]:
         asked = self._call_ids(sampled)
         check_answers(len(asked), len(answers))
@@ -133,10 +130,7 @@ class KimiFormat(ChatFormat):
         return [self._openers[role], *self.tokenizer.encode(name), self._middle]
 
     def _message(self, role: str, name: str, parts: Sequence[str | Sequence[int]]) -> list[int]:
-        ids = self._open(role, name)
-        for part in parts:
-            ids += self.tokenizer.encode(part) if isinstance(part, str) else self.tokenizer.without_control(part)
-        return [*ids, self.end]
+        return [*self._open(role, name), *self.encode_parts(parts), self.end]
 
     def _answer(self, call: str, result: str) -> list[int]:
         return self._message("system", "tool", [f"{_HEADING}{call}\n{result}"])

@@ -1,15 +1,16 @@
-"""Loads the tokenizer and the chat format of a published model, which follow from its files, never from its name."""
+"""Loads what follows from the files of a published model, never from its name: its tokenizer, its chat format, and how
+it is meant to be sampled."""
 
 from __future__ import annotations
 
+import dataclasses
+import warnings
 from pathlib import Path
 from typing import Any
 
 from composer_jax.data.chat import kimi
 from composer_jax.data.chat.chat_format import ChatFormat
 from composer_jax.data.chat.compact import CompactFormat
-from composer_jax.data.chat.generation_defaults import FILE as GENERATION
-from composer_jax.data.chat.generation_defaults import read_end_ids
 from composer_jax.data.chat.hermes import HermesFormat, writes_calls
 from composer_jax.data.chat.jinja_template import JinjaTemplate
 from composer_jax.data.chat.kimi import KimiFormat
@@ -21,9 +22,12 @@ from composer_jax.data.tokenizer import SPECIAL, Tokenizer
 from composer_jax.errors import UserError
 
 TOKENIZER, CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
+GENERATION = "generation_config.json"
 TOKENIZER_FILES = (TOKENIZER, CONFIG, TEMPLATE, GENERATION)
-"""All files that this module reads."""
+"""All files that tokenizer and chat format are read from."""
 _VARIABLES = ("bos_token", "eos_token", "pad_token", "unk_token")  # fields of tokenizer_config.json that templates use
+NOT_APPLIED = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "typical_p": 1.0}
+"""Fields that change what transformers samples and that this sampler lacks, with the value that changes nothing."""
 
 
 def load_tokenizer(source: TextFiles | Path | str) -> Tokenizer | ModelTokenizer:
@@ -41,7 +45,7 @@ def load_tokenizer(source: TextFiles | Path | str) -> Tokenizer | ModelTokenizer
             f"{files.name} has no tokenizer.json; convert its tokenizer with the transformers library first"
         )
     config = read_json_object(files, CONFIG)
-    end_ids = read_end_ids(files, GENERATION, read_json_object(files, GENERATION))
+    end_ids = read_end_ids(files, GENERATION)
     tok = ModelTokenizer(text, _template(files, config), files.name, config=config, end_ids=end_ids)
     if set(SPECIAL) <= tok.control.keys():
         return Tokenizer.from_text(text, f"{files.name}/{TOKENIZER}")
@@ -85,3 +89,52 @@ def _template(files: TextFiles, config: dict[str, Any]) -> str:
         return configured
     named = {entry["name"]: entry["template"] for entry in configured}
     return named.get("tool_use") or named.get("default", "")
+
+
+@dataclasses.dataclass(frozen=True)
+class GenerationDefaults:
+    """Sampling parameters (sampler/policy.py) of requests that do not name them."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    end_ids: tuple[int, ...] = ()
+    """Ids that end what the model generates (eos_token_id)."""
+
+
+def read_generation_defaults(files: TextFiles) -> GenerationDefaults:
+    """Reads generation_config.json; a field that is absent or null has its value in GenerationDefaults.
+
+    Without eos_token_id there, that of config.json counts. `"do_sample": false` is temperature 0, as in transformers.
+    A field of NOT_APPLIED that changes something is named in a warning. Length limits are not read.
+
+    Raises UserError for a file that is not a JSON object, or a field of another type.
+    """
+    config = read_json_object(files, GENERATION)
+    where = f"{files.name}/{GENERATION} has"
+    kinds = {"temperature": (int, float), "top_p": (int, float), "top_k": int, "min_p": (int, float)}
+    numbers = {field: config[field] for field in kinds if config.get(field) is not None}
+    for field, value in numbers.items():
+        if not isinstance(value, kinds[field]) or isinstance(value, bool):
+            raise UserError(f"{where} {field}={value!r}, which is not a number; correct the file.")
+    if config.get("do_sample") is False:
+        numbers["temperature"] = 0.0
+    for field, neutral in NOT_APPLIED.items():
+        if config.get(field, neutral) not in (None, neutral):
+            warnings.warn(
+                f"{where} {field}={config[field]}, which the sampler does not apply; its samples can differ from those "
+                "that the model's authors intend.",
+                stacklevel=2,
+            )
+    end_ids = read_end_ids(files, GENERATION) or read_end_ids(files, "config.json")
+    return GenerationDefaults(**numbers, end_ids=end_ids)
+
+
+def read_end_ids(files: TextFiles, file: str) -> tuple[int, ...]:
+    """Returns eos_token_id of a JSON file, a number or a list there; () without it. Raises UserError otherwise."""
+    ids = read_json_object(files, file).get("eos_token_id")
+    ids = [ids] if isinstance(ids, int) else ids or []
+    if not isinstance(ids, list) or not all(isinstance(i, int) for i in ids):
+        raise UserError(f"{files.name}/{file} has eos_token_id={ids!r}; it must be a token id or a list of them.")
+    return tuple(ids)

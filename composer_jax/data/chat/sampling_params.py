@@ -22,8 +22,7 @@ class SamplingParams:
     to the likeliest tokens that together have the probability `top_p`, then to those of at least `min_p` times the
     probability of the likeliest one.
 
-    Raises:
-      UserError: a number out of range, or an empty stop string.
+    Raises UserError for a number out of range, or an empty stop string.
     """
 
     max_tokens: int

@@ -137,7 +137,7 @@ class TemplateFormat(ChatFormat):
         return bisect_left(range(len(ids)), True, key=is_finished)
 
     def close(self, sampled: Sequence[int]) -> list[int]:
-        return [*([] if self.end in sampled else [self.end]), *self._tail]
+        return [*super().close(sampled), *self._tail]
 
     def bridge(self, sampled: Sequence[int], answers: Sequence[str]) -> list[list[int]]:
         calls = self.parse(sampled).calls
@@ -154,13 +154,7 @@ class TemplateFormat(ChatFormat):
 
     def user(self, parts: Sequence[str | Sequence[int]]) -> list[int]:
         head, foot = self._user_frame
-        ids = list(head)
-        for part in parts:
-            ids += self.tokenizer.encode(part) if isinstance(part, str) else self.tokenizer.without_control(part)
-        return [*ids, *foot]
-
-    def text(self, ids: Sequence[int]) -> str:
-        return self.tokenizer.decode(self.tokenizer.without_control(ids))
+        return [*head, *self.encode_parts(parts), *foot]
 
     def answer_text(self, ids: Sequence[int]) -> str:
         text = self.tokenizer.decode(ids).removeprefix(self.tokenizer.names[self.end])

@@ -11,8 +11,12 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 
 from composer_jax.data.chat.chat_format import ChatFormat, Message
 from composer_jax.data.chat.conversations import assistant_row, read_messages, read_tools, text_row
-from composer_jax.data.chat.generation_defaults import GenerationDefaults, read_generation_defaults
-from composer_jax.data.chat.load_chat_format import load_chat_format, load_tokenizer
+from composer_jax.data.chat.load_chat_format import (
+    GenerationDefaults,
+    load_chat_format,
+    load_tokenizer,
+    read_generation_defaults,
+)
 from composer_jax.data.chat.messages import AssistantMessage
 from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.data.text_files import TextFiles
@@ -95,8 +99,7 @@ class TextProcessor:
     def params(self, **options: Unpack[SamplingOptions]) -> SamplingParams:
         """Returns the parameters of a request: `options`, and the model's defaults for what they leave open.
 
-        Raises:
-          UserError: an option, or a default in generation_config.json, is out of range.
+        Raises UserError when an option, or a default in generation_config.json, is out of range.
         """
         fields = {name: options.get(name) for name in ("temperature", "top_p", "top_k", "min_p")}
         fields = {name: getattr(self.defaults, name) if value is None else value for name, value in fields.items()}
@@ -107,8 +110,7 @@ class TextProcessor:
     def encode_prompt(self, prompt: str | Sequence[int]) -> list[int]:
         """Returns the ids of a text to continue, after the id with which texts begin; ids stay as they are.
 
-        Raises:
-          UserError: an empty prompt, one that fills the context, or ids that the network does not have.
+        Raises UserError for an empty prompt, one that fills the context, or ids that the network does not have.
         """
         if isinstance(prompt, str):
             if not prompt:
@@ -122,9 +124,8 @@ class TextProcessor:
 
         tools: declarations in OpenAI's form.
 
-        Raises:
-          UserError: an empty conversation or message, one that the model ends, one that fills the context, or calls
-            without answers.
+        Raises UserError for an empty conversation or message, one that the model ends, one that fills the context, or
+        calls without answers.
         """
         conversation = as_conversation(messages)
         try:
@@ -164,8 +165,8 @@ def _or_none(find: Callable[[], T]) -> T | None:
 def as_conversation(messages: Messages) -> list[Message | AssistantMessage]:
     """Returns messages in the form of chat formats.
 
-    Raises:
-      UserError: no messages, an empty one of the user, one that is not OpenAI's form, or a last one of the model.
+    Raises UserError for no messages, an empty one of the user, one that is not OpenAI's form, or a last one of the
+    model.
     """
     if isinstance(messages, str):
         messages = [Message("user", messages)]

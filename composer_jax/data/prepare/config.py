@@ -13,8 +13,7 @@ from composer_jax.errors import UserError
 class PrepareConfig:
     """The result is a function of these fields, the tokenizer and the sources. The defaults are ours (not published).
 
-    Raises:
-      UserError: a value out of range; the message names the field.
+    Raises UserError for a value out of range; the message names the field.
     """
 
     languages: tuple[str, ...] = ()

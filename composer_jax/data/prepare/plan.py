@@ -69,8 +69,7 @@ def read_unit(path: Path) -> WorkUnit:
 def write_units(sources: Sequence[str], config: PrepareConfig, out: Path) -> list[int]:
     """Writes the units of all sources below `out`, and returns the bytes of each.
 
-    Raises:
-      UserError: a source that does not exist, holds nothing, or is of an unknown kind.
+    Raises UserError for a source that does not exist, holds nothing, or is of an unknown kind.
     """
     sizes: list[int] = []
     parts: list[Part] = []

@@ -45,9 +45,8 @@ def prepare(
       tokenizer: folder or URL of a tokenizer (tokenizer.json), that of the model to be trained.
       workers: processes, each of which takes one core and a few hundred megabytes.
 
-    Raises:
-      UserError: a source or tokenizer that does not fit, nothing to train on, another preparation in `out`, or a full
-        disk.
+    Raises UserError for a source or tokenizer that does not fit, nothing to train on, another preparation in `out`, or
+    a full disk.
     """
     config, out = config or PrepareConfig(), Path(out)
     if workers < 1:
@@ -193,8 +192,7 @@ def run_in_workers(function: Callable[[int], None], numbers: Sequence[int], work
 
     function: can be pickled. What it raises is raised here, and ends the other workers.
 
-    Raises:
-      UserError: a worker process was killed.
+    Raises UserError when a worker process was killed.
     """
     if not numbers:
         return

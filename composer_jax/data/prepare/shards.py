@@ -31,8 +31,7 @@ def write_shard(path: Path, documents: Iterable[np.ndarray]) -> dict[str, Any]:
     Returns:
       {"file": its name, "bytes": its size, "sha256": of its content, "lengths": tokens of each document}.
 
-    Raises:
-      UserError: the folder cannot be written, or the disk is full. There is no file then.
+    Raises UserError when the folder cannot be written, or the disk is full. There is no file then.
     """
     from array_record.python.array_record_module import ArrayRecordWriter
 

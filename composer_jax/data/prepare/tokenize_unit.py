@@ -47,8 +47,7 @@ def tokenize_unit(
       {"train" and "heldout": what `write_shard` returned, and "sources", the source of each document, or None without
       documents; "tally": tables of a Tally}, for JSON.
 
-    Raises:
-      UserError: a source has changed since it was filtered; the disk is full.
+    Raises UserError when a source has changed since it was filtered, or the disk is full.
     """
     tok = cached_tokenizer(tokenizer)
     tally = Tally()
