@@ -20,7 +20,7 @@ from composer_jax.data.chat.chat_format import ChatFormat
 from composer_jax.data.chat.compact import CompactFormat
 from composer_jax.data.chat.messages import MalformedToolCall, ToolCall
 from composer_jax.data.chat.sampling_params import SamplingParams
-from composer_jax.data.traces import Trace
+from composer_jax.data.token_source import Trace
 from composer_jax.demo import memory_chain
 from composer_jax.demo.expert import ExpertSession
 from composer_jax.demo.tokenizer import require_own_tokenizer

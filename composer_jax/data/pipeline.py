@@ -9,10 +9,8 @@ from typing import Any, NamedTuple, cast
 import grain
 import numpy as np
 
-from composer_jax.data.documents import DocumentPieces, Documents
 from composer_jax.data.packing import UNREAD, PackedBatch, pack_documents, packed_batch
-from composer_jax.data.token_source import TokenSource
-from composer_jax.data.traces import Trace, TraceSource
+from composer_jax.data.token_source import DocumentPieces, Documents, TokenSource, Trace, TraceSource
 from composer_jax.errors import UserError
 
 READERS = 4

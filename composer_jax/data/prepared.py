@@ -12,10 +12,16 @@ from typing import Any, Literal
 import grain
 import numpy as np
 
-from composer_jax.data.documents import DocumentPieces, Documents, DocumentSource, TokenDocument, full_rows
 from composer_jax.data.prepare.shards import DocumentAddresses, ShardedDocuments
 from composer_jax.data.text_tokenizer import TextTokenizer
-from composer_jax.data.token_source import SourceInputs
+from composer_jax.data.token_source import (
+    DocumentPieces,
+    Documents,
+    DocumentSource,
+    SourceInputs,
+    TokenDocument,
+    full_rows,
+)
 from composer_jax.errors import UserError
 from composer_jax.storage.local_copy import local_copy
 

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from composer_jax.data.corpus import find_corpus
-from composer_jax.data.documents import Documents, DocumentSource
 from composer_jax.data.prepared import PreparedSource, prepared
 from composer_jax.data.row_files import read_rows
 from composer_jax.data.text_tokenizer import encode_texts
-from composer_jax.data.token_source import SourceInputs, TokenSource
+from composer_jax.data.token_source import Documents, DocumentSource, SourceInputs, TokenSource
 from composer_jax.errors import UserError
 from composer_jax.extensions import resolve
 from composer_jax.storage.local_copy import local_copy

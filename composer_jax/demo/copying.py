@@ -12,9 +12,8 @@ from collections.abc import Mapping
 import grain
 import numpy as np
 
-from composer_jax.data.token_source import SourceInputs
+from composer_jax.data.token_source import IN_MEMORY, SourceInputs
 from composer_jax.data.tokenizer import SPECIAL
-from composer_jax.data.traces import IN_MEMORY
 
 ALPHABET = (8, 256)
 """Least and most distinct token ids in a row, drawn from all ids but the control tokens."""

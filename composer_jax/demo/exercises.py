@@ -15,9 +15,8 @@ import numpy as np
 
 from composer_jax.data.chat.compact import CompactFormat
 from composer_jax.data.chat.messages import ToolCall
-from composer_jax.data.token_source import SourceInputs
+from composer_jax.data.token_source import SourceInputs, TraceSource
 from composer_jax.data.tokenizer import Tokenizer
-from composer_jax.data.traces import TraceSource
 from composer_jax.demo import bugfix, notes
 from composer_jax.demo.bugfix_expert import repair
 from composer_jax.demo.tokenizer import require_own_tokenizer

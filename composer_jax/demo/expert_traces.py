@@ -12,7 +12,7 @@ from composer_jax.agent.episode import Episode
 from composer_jax.agent.episode_context import EpisodeLimits
 from composer_jax.agent.summary import Compaction
 from composer_jax.atomic_write import write_atomically
-from composer_jax.data.traces import Trace
+from composer_jax.data.token_source import Trace
 from composer_jax.demo import bugfix, memory_chain, notes
 from composer_jax.demo.expert import make_traces
 from composer_jax.demo.lookups import LOOKUPS

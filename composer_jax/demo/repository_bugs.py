@@ -23,7 +23,7 @@ from composer_jax.atomic_write import open_atomically
 from composer_jax.data.chat.chat_format import ChatFormat
 from composer_jax.data.chat.messages import ToolCall
 from composer_jax.data.chat.sampling_params import SamplingParams
-from composer_jax.data.traces import Trace
+from composer_jax.data.token_source import Trace
 from composer_jax.demo import bugfix
 from composer_jax.errors import UserError
 from composer_jax.event_loop import EventLoop

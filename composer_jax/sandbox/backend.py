@@ -173,9 +173,7 @@ def _bubblewrap(bwrap: Path, trees: str, network: bool) -> Backend:
             system += ["--symlink", os.readlink(f"/{name}"), f"/{name}"]
         elif os.path.isdir(f"/{name}"):
             system += ["--ro-bind", f"/{name}", f"/{name}"]
-    if not _below(base, "/usr"):
-        if not _below(executable, base):
-            raise UserError(f"The interpreter {executable} is not below its prefix {base}; use a regular installation")
+    if _needs_mount(executable, base):
         folders["/opt/python"] = base
         executable = executable.replace(base, "/opt/python", 1)
         base = "/opt/python"
@@ -222,9 +220,7 @@ def _landlock(trees: str) -> Backend:
     """The file system of the host, restricted by Landlock rules: no mounts, no namespaces, no helper program."""
     executable, base = _interpreter()
     folders = {"inside": str(INSIDE), "trees": trees}
-    if not _below(base, "/usr"):
-        if not _below(executable, base):
-            raise UserError(f"The interpreter {executable} is not below its prefix {base}; use a regular installation")
+    if _needs_mount(executable, base):
         folders["python"] = base
         executable = os.path.relpath(executable, base)
     plan = {
@@ -240,8 +236,13 @@ def _landlock(trees: str) -> Backend:
     return Backend("landlock", *_launched_by("landlock_launcher.py", plan), "landlock")
 
 
-def _below(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(folder + "/")
+def _needs_mount(executable: str, base: str) -> bool:
+    """Whether the interpreter is outside of the system's /usr. Raises UserError if it is outside of its prefix, too."""
+    if f"{base}/".startswith("/usr/"):
+        return False
+    if not executable.startswith(f"{base}/"):
+        raise UserError(f"The interpreter {executable} is not below its prefix {base}; use a regular installation")
+    return True
 
 
 def _unused_uid() -> int:

@@ -10,7 +10,6 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -77,10 +76,10 @@ class Engine:
         return len(left)
 
 
-def find_engine(names: Sequence[str] = ENGINES) -> Engine:
+def find_engine() -> Engine:
     """Returns the first engine that is installed and works. Raises UserError with what each of them lacks."""
     missing = []
-    for name in names:
+    for name in ENGINES:
         if (path := shutil.which(name)) is None:
             missing.append(f"{name} is not installed")
         elif (info := Engine(path).call("info")).returncode:

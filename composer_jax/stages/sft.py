@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from composer_jax.data.pipeline import trace_batches
-from composer_jax.data.traces import Trace
+from composer_jax.data.token_source import Trace
 from composer_jax.errors import UserError
 from composer_jax.observe.metrics import read_metrics
 from composer_jax.parallel.processes import broadcast_from_process0, is_first_process

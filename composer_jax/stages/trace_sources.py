@@ -11,7 +11,7 @@ from composer_jax.data.chat.chat_format import ChatFormat
 from composer_jax.data.chat.conversations import conversation_trace, read_conversation
 from composer_jax.data.row_files import read_rows
 from composer_jax.data.text_tokenizer import TextTokenizer
-from composer_jax.data.traces import Trace
+from composer_jax.data.token_source import Trace
 from composer_jax.errors import UserError
 from composer_jax.extensions import resolve
 from composer_jax.schema.training_config import TraceSourceConfig

@@ -10,9 +10,8 @@ import grain
 import numpy as np
 import pytest
 
-from composer_jax.data.documents import DocumentSource
 from composer_jax.data.pipeline import heldout_batches, pretraining_batches, trace_batches
-from composer_jax.data.traces import TraceSource
+from composer_jax.data.token_source import DocumentSource, TraceSource
 from composer_jax.errors import UserError
 
 S, B, EOD = 32, 4, 2

@@ -7,7 +7,6 @@ import pytest
 
 from composer_jax.data import prepared
 from composer_jax.data.chat.load_chat_format import load_tokenizer
-from composer_jax.data.documents import DocumentSource
 from composer_jax.data.packing import UNREAD
 from composer_jax.data.pipeline import heldout_batches, pretraining_batches
 from composer_jax.data.prepare.config import PrepareConfig
@@ -15,7 +14,7 @@ from composer_jax.data.prepare.prepare import prepare
 from composer_jax.data.prepare.shards import ShardedDocuments
 from composer_jax.data.prepared import prepared_documents
 from composer_jax.data.sources import SourceConfig, heldout_documents, make_sources
-from composer_jax.data.token_source import SourceInputs
+from composer_jax.data.token_source import DocumentSource, SourceInputs
 from composer_jax.data.tokenizer import Tokenizer
 from composer_jax.errors import UserError
 from tests.data.prepare.folders import code, make_tokenizer, write_files

@@ -5,12 +5,10 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from composer_jax.data.documents import DocumentSource
 from composer_jax.data.pipeline import pretraining_batches
 from composer_jax.data.sources import SourceConfig, make_sources
-from composer_jax.data.token_source import SourceInputs
+from composer_jax.data.token_source import DocumentSource, SourceInputs, TraceSource
 from composer_jax.data.tokenizer import Tokenizer
-from composer_jax.data.traces import TraceSource
 from composer_jax.errors import UserError
 
 

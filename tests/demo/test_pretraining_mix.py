@@ -5,9 +5,8 @@ import hashlib
 import numpy as np
 import pytest
 
-from composer_jax.data.documents import DocumentSource
 from composer_jax.data.pipeline import pretraining_batches
-from composer_jax.data.traces import TraceSource
+from composer_jax.data.token_source import DocumentSource, TraceSource
 from composer_jax.demo.copying import CopyCurriculum
 
 S, B, EOD = 32, 4, 2

@@ -22,7 +22,7 @@ from composer_jax.agent.workspace import Workspace
 from composer_jax.data.chat.chat_format import Message
 from composer_jax.data.chat.compact import CompactFormat
 from composer_jax.data.chat.messages import ToolCall
-from composer_jax.data.traces import IN_MEMORY
+from composer_jax.data.token_source import IN_MEMORY
 from composer_jax.models.gqa import GroupedQueryAttention
 from composer_jax.models.parameter import gather_param, parameter
 from composer_jax.parallel.dispatch import Dispatch, DispatchOutput

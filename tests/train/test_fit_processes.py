@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from composer_jax.checkpoint.store import CheckpointStore
-from composer_jax.data.documents import DocumentSource
 from composer_jax.data.packing import UNREAD
 from composer_jax.data.pipeline import pretraining_batches
 from composer_jax.data.prepare.shards import ShardedDocuments, record_counts, write_shard
 from composer_jax.data.prepared import PreparedSource
+from composer_jax.data.token_source import DocumentSource
 from composer_jax.errors import UserError
 from composer_jax.models.model_def import ModelDef
 from composer_jax.observe.metrics import MetricsWriter, read_metrics

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from composer_jax.checkpoint.store import CheckpointStore
-from composer_jax.data.documents import DocumentSource
 from composer_jax.data.pipeline import heldout_batches, pretraining_batches
+from composer_jax.data.token_source import DocumentSource
 from composer_jax.errors import UserError
 from composer_jax.models.model_def import ModelDef
 from composer_jax.observe.metrics import MetricsWriter, read_metrics

@@ -117,24 +117,19 @@ def _flags_of_call(name: str, arguments: Mapping[str, Any]) -> Iterator[Flag]:
             if not isinstance(text, str):
                 continue
             if key in _PATH_ARGUMENTS:
-                yield from _flags_of_path(name, text)
+                if _is_outside(text):
+                    yield _flag("reads_outside", name, text)
+                if _COMMANDS["reads_caches"].search(text):
+                    yield _flag("reads_caches", name, text)
             elif key in ("command", "argv", "code", "cmd"):
                 yield from _flags_of_command(name, text)
-
-
-def _flags_of_path(name: str, path: str) -> Iterator[Flag]:
-    if _is_outside(path):
-        yield _flag("reads_outside", name, path)
-    if _COMMANDS["reads_caches"].search(path):
-        yield _flag("reads_caches", name, path)
 
 
 def _flags_of_command(name: str, command: str) -> Iterator[Flag]:
     for kind, pattern in _COMMANDS.items():
         if match := pattern.search(command):
             yield _flag(kind, name, match[0])
-    outside = [*_PATH.findall(command), *_UP.findall(command)]
-    for path in outside:
+    for path in (*_PATH.findall(command), *_UP.findall(command)):
         if _is_outside(path):
             yield _flag("reads_outside", name, path)
 
@@ -194,22 +189,13 @@ def _count_signs(source: bytes) -> Counter[tuple[str, str]]:
     if len(source) > MAX_SOURCE:
         return Counter()
     try:
-        return _count_signs_in(parse_python(source))
+        tree = parse_python(source)
+        signs = [(name, node) for node in ast.walk(tree) for name in _signs_of(node)]
+        at_import = [statement for statement in tree.body if not _runs_later(statement)]
+        signs += [("exits", node) for statement in at_import for node in ast.walk(statement) if _is_exit(node)]
+        return Counter((name, ast.unparse(node).splitlines()[0]) for name, node in signs)
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two: deep nesting
         return Counter()
-
-
-def _count_signs_in(tree: ast.Module) -> Counter[tuple[str, str]]:
-    counts: Counter[tuple[str, str]] = Counter()
-    for node in ast.walk(tree):
-        for name in _signs_of(node):
-            counts[name, ast.unparse(node).splitlines()[0]] += 1
-    for statement in tree.body:
-        if not _runs_later(statement):
-            for node in ast.walk(statement):
-                if _is_exit(node):
-                    counts["exits", ast.unparse(node).splitlines()[0]] += 1
-    return counts
 
 
 def _signs_of(node: ast.AST) -> Iterator[str]:
@@ -245,10 +231,8 @@ def _signs_of(node: ast.AST) -> Iterator[str]:
         if any(re.match(r"builtins\.|sys\.modules\[|__builtins__", ast.unparse(target)) for target in targets):
             yield "patches_framework"
     elif isinstance(node, ast.FunctionDef) and node.name in ("__eq__", "__ne__"):
-        last = node.body[-1]
-        if isinstance(last, ast.Return) and isinstance(last.value, ast.Constant) and isinstance(last.value.value, bool):
-            if len(node.body) == 1:
-                yield "equals_everything"
+        if len(node.body) == 1 and ast.unparse(node.body[0]) in ("return True", "return False"):
+            yield "equals_everything"
 
 
 def _runs_later(statement: ast.stmt) -> bool:

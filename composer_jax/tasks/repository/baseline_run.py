@@ -103,19 +103,18 @@ async def run_baseline(
     packages: Path | None,
     *,
     runs: int = RUNS,
-    timeout_s: float = TIMEOUT_S,
     after_run: Callable[[SuiteReport], None] = lambda report: None,
 ) -> BaselineRun:
     """Copies `repository` to `root`, a new folder, and runs its suite `runs` times.
 
-    timeout_s: of one run. after_run: is called with the report of each run.
+    after_run: is called with the report of each run.
     Raises UserError when the suite does not run, or no test passes in every run.
     """
     excluded = copy_scrubbed(repository, root)
     command = suite_command(root)
     reports = []
     for _ in range(runs):
-        report = await run_test_suite(pool, root, packages, command, timeout_s=timeout_s)
+        report = await run_test_suite(pool, root, packages, command, timeout_s=TIMEOUT_S)
         if report.problem:
             last = next((line for line in reversed(report.log.splitlines()) if line.strip()), "it printed nothing")
             raise UserError(
@@ -276,21 +275,17 @@ def _can_be_copied(path: Path, repository: Path) -> bool:
     return path.is_file()
 
 
-async def trace_calls(
-    baseline: BaselineRun, pool: SandboxPool, timeout_s: float | None = None
-) -> dict[str, frozenset[str]]:
+async def trace_calls(baseline: BaselineRun, pool: SandboxPool) -> dict[str, frozenset[str]]:
     """For every reliable test, the ids "path::Qual.name" (see entities.py) of the code that it runs, except test code.
 
-    A class counts as run when one of its methods is.
-    timeout_s: of the run; by default 20 times the duration without tracing, at least two minutes.
-    Raises UserError when the traced suite does not run to its end.
+    A class counts as run when one of its methods is. Raises UserError when the traced suite does not run to its end.
     """
     report = await run_test_suite(
         pool,
         baseline.root,
         baseline.packages,
         baseline.command,
-        timeout_s=timeout_s or max(TIMEOUT_S, TRACING_SLOWDOWN * baseline.seconds),
+        timeout_s=max(TIMEOUT_S, TRACING_SLOWDOWN * baseline.seconds),
         tests=baseline.tests,
         tracer=TRACER,
     )
