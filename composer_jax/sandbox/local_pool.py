@@ -232,7 +232,7 @@ class LocalSandboxPool(AsyncClosing):
 
     def freeze(self, sandbox: LocalSandbox) -> Tree:
         """Ends the worker of a sandbox and returns its workspace as a tree. LocalSandbox.snapshot calls this."""
-        if sandbox.plan.tree.depth >= MAX_DEPTH:
+        if len(sandbox.plan.tree.layers) >= MAX_DEPTH:
             raise UserError(
                 f"the workspace has {MAX_DEPTH} snapshots on top of each other, which is the most; make a new tree of "
                 "its files."

@@ -35,23 +35,14 @@ class Tree:
     ):
         self.pool = pool
         self._below = below
-        self._base = base if below is None else below._base
-        self._layer = layer
-
-    @property
-    def base(self) -> str | None:
+        self.base = base if below is None else below.base
         """Name of the copied folder below all snapshots; None: there is none."""
-        return self._base
+        self._layer = layer
 
     @property
     def layers(self) -> list[str]:
         """Names of the layers, the oldest first."""
         return [tree._layer[1] for tree in self._chain() if tree._layer is not None]
-
-    @property
-    def depth(self) -> int:
-        """Number of snapshots it consists of."""
-        return len(self.layers)
 
     def is_alive_in(self, spawner: "Spawner") -> bool:
         """Whether this spawner holds all its layers; one that has ended holds none."""

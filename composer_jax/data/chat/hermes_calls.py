@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from typing import Any
 
 from composer_jax.data.chat.messages import (
     AssistantMessage,
@@ -59,13 +57,3 @@ def _read_span(tok: ModelTokenizer, span: CallSpan) -> ToolCall | MalformedToolC
     if tok.without_control(span.ids) != span.ids:
         return MalformedToolCall(text, "a control token is inside the call")
     return read_call(text)
-
-
-def call_object(call: ToolCall) -> dict[str, Any]:
-    """Returns the JSON object of a call."""
-    return {"name": call.name, "arguments": call.arguments}
-
-
-def plain_json(value: Any) -> str:
-    """Returns JSON as chat templates write it: one line, spaces after commas and colons, no needless escapes."""
-    return json.dumps(value, ensure_ascii=False)

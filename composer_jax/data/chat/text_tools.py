@@ -19,7 +19,7 @@ from itertools import groupby
 
 from composer_jax.data.chat.chat_format import Conversation, ToolSpec, check_answers, rendered_calls
 from composer_jax.data.chat.control_text import THINKING
-from composer_jax.data.chat.hermes_calls import ANSWER, CALL, call_object, parse_control_calls, plain_json, read_call
+from composer_jax.data.chat.hermes_calls import ANSWER, CALL, parse_control_calls, read_call
 from composer_jax.data.chat.jinja_template import JinjaTemplate
 from composer_jax.data.chat.messages import (
     AssistantMessage,
@@ -100,7 +100,8 @@ class TextToolsFormat(TemplateFormat):
         parts = [self.control.guard_said(message.content, mark)] if message.content else []
         for call in rendered_calls(message):
             check_call(call)
-            parts.append(f"{CALL[0]}\n{self.control.guard(plain_json(call_object(call)), mark)}\n{CALL[1]}")
+            written = json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False)
+            parts.append(f"{CALL[0]}\n{self.control.guard(written, mark)}\n{CALL[1]}")
         return "\n".join(parts)
 
     def _content(self, sampled: Sequence[int]) -> AssistantMessage:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from typing import Any
 
 from composer_jax.data.chat.chat_format import ToolSpec
-from composer_jax.data.chat.hermes_calls import CALL, plain_json
+from composer_jax.data.chat.hermes_calls import CALL
 from composer_jax.errors import UserError
 
 TOOLS, SIGNATURES = "{tools}", "{signatures}"
@@ -46,7 +47,8 @@ def check_tool_prompt(prompt: str, place: str) -> None:
 
 def declaration(tool: ToolSpec) -> str:
     """Returns a tool as a JSON object in one line."""
-    return plain_json({"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)})
+    declared = {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
+    return json.dumps(declared, ensure_ascii=False)
 
 
 def signature(tool: ToolSpec) -> str:

@@ -37,21 +37,13 @@ class FilteredUnit:
     def save(self, path: Path) -> None:
         """Writes one file, atomically."""
         with open_atomically(path) as file:
-            np.savez(
-                file,
-                ordinals=self.ordinals,
-                digests=self.digests,
-                heldout=self.heldout,
-                signatures=self.signatures,
-                tally=np.asarray(json.dumps(self.tally.tables)),
-            )
+            np.savez(file, **vars(self) | {"tally": np.asarray(json.dumps(self.tally.tables))})
 
     @classmethod
     def load(cls, path: Path) -> FilteredUnit:
         """Reads a file of `save`."""
         with np.load(path, allow_pickle=False) as saved:
-            tally = Tally(json.loads(str(saved["tally"])))
-            return cls(saved["ordinals"], saved["digests"], saved["heldout"], saved["signatures"], tally)
+            return cls(**{**saved, "tally": Tally(json.loads(str(saved["tally"])))})
 
 
 def filter_unit(unit: WorkUnit, config: PrepareConfig) -> FilteredUnit:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -93,25 +92,10 @@ FORMATS: Mapping[str, Format] = {
 """Our formats of paths by name, in the order in which they are tried."""
 
 
-@dataclass(frozen=True)
-class RowFormat:
-    """A format of rows. matches: whether a row is of this format. read: makes its task; may raise UserError."""
-
-    matches: Callable[[Fields], bool]
-    read: Callable[[Fields, ReadOptions], Task]
-
-
-ROW_FORMATS: Mapping[str, RowFormat] = {
-    "swe_bench": RowFormat(swe_bench.is_row, swe_bench.read_row),
-    "swe_smith": RowFormat(swe_smith.is_row, swe_smith.read_row),
-}
-"""Formats of rows by name, in the order in which they are tried."""
-
-
 def _read_row(row: Fields, options: ReadOptions) -> Task:
-    for row_format in ROW_FORMATS.values():
-        if row_format.matches(row):
-            return row_format.read(row, options)
+    for row_format in (swe_bench, swe_smith):
+        if row_format.is_row(row):
+            return row_format.read_row(row, options)
     fields = ", ".join(sorted(map(repr, row.values))) or "no fields"
     raise UserError(f"{row.where} is neither a SWE-bench row nor a SWE-smith row; it has {fields[:200]}")
 

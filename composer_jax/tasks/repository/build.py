@@ -272,7 +272,7 @@ class _Builder:
         task = self.task(candidate, breakage)
         folder = self.building / task.id
         write_task(task, folder)
-        shutil.rmtree(self._broken_copy(candidate))
+        shutil.rmtree(self.scratch / candidate.id)
         gold = changes_from_texts(task.metadata["gold"], self.baseline.root)
         # The task is graded as read back from its directory.
         gates = (*breakage.gates, *await grade_noop_and_gold(read_task(folder), gold, self.pool))
@@ -282,16 +282,13 @@ class _Builder:
         (folder / "solution" / "gates.json").write_text(json.dumps([asdict(gate) for gate in gates], indent=1))
         return folder, gates
 
-    def _broken_copy(self, candidate: Candidate) -> Path:
-        return self.scratch / candidate.id
-
     def task_id(self, candidate: Candidate) -> str:
         return f"{self.name}-{candidate.kind.replace(':', '-')}-{candidate.id}"
 
     def task(self, candidate: Candidate, breakage: Breakage) -> Task:
         """The task, on a broken copy of the repository in the scratch folder."""
         baseline, request = self.baseline, self.request
-        repository = self._broken_copy(candidate)
+        repository = self.scratch / candidate.id
         shutil.copytree(baseline.root, repository, symlinks=True)
         for path, text in candidate.files.items():
             if text is None:

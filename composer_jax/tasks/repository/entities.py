@@ -38,10 +38,6 @@ class Entity:
         return f"{self.source.path}::{self.name}"
 
     @property
-    def is_async(self) -> bool:
-        return isinstance(self.node, ast.AsyncFunctionDef)
-
-    @property
     def is_nested(self) -> bool:
         """Whether the definition is inside a function."""
         return "<locals>" in self.name
@@ -69,7 +65,7 @@ class Entity:
             bases = ", ".join(ast.unparse(part) for part in [*node.bases, *node.keywords])
             return f"class {node.name}({bases})" if bases else f"class {node.name}"
         result = f" -> {ast.unparse(node.returns)}" if node.returns else ""
-        return f"{'async ' * self.is_async}def {node.name}({ast.unparse(node.args)}){result}"
+        return f"{'async ' * isinstance(node, ast.AsyncFunctionDef)}def {node.name}({ast.unparse(node.args)}){result}"
 
     @cached_property
     def complexity(self) -> int:

@@ -11,7 +11,6 @@ from composer_jax.errors import UserError
 from composer_jax.seeds import seeded_random
 from composer_jax.tasks.repository.candidate import Candidate
 from composer_jax.tasks.repository.delete_feature import FeatureFinder, tests_by_entity
-from composer_jax.tasks.repository.entities import Entity
 from composer_jax.tasks.repository.imports import Repository
 from composer_jax.tasks.repository.mutate import MUTATIONS, applies_to, mutate, stub
 from composer_jax.tasks.repository.remove_symbols import delete_file
@@ -86,7 +85,7 @@ class Proposer:
             return self._file_deletions(kind)
         return self._entity_changes(kind)
 
-    def _entities(self, kind: str) -> list[Entity]:
+    def _entity_changes(self, kind: str) -> Iterator[Candidate]:
         entities = [
             entity
             for module in self.repository.code
@@ -94,10 +93,7 @@ class Proposer:
             if entity.id in self.covered and not entity.is_test
         ]
         seeded_random(*self.key, kind).shuffle(entities)
-        return entities
-
-    def _entity_changes(self, kind: str) -> Iterator[Candidate]:
-        for entity in self._entities(kind):
+        for entity in entities:
             if kind == "stub":
                 stubbed = stub(entity)
                 if stubbed is not None:

@@ -58,7 +58,6 @@ def test_all_definitions_are_listed_in_order():
     ]
     assert entities[6].id == "p/a.py::C.D.m"
     assert [entity.name for entity in entities if entity.is_nested] == ["f.<locals>.g"]
-    assert [entity.name for entity in entities if entity.is_async] == ["f"]
 
 
 def test_spans_docstrings_and_signatures():
