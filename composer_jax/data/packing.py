@@ -120,7 +120,8 @@ def pack_documents(
         packing.segments(),
         packing.place([np.asarray(weights, np.float32) for _, weights in documents], np.float32),
     )
-    return split_rows(whole, batch_size), packing
+    cuts = range(0, len(whole.tokens), batch_size)
+    return [PackedBatch(*(field[i : i + batch_size] for field in vars(whole).values())) for i in cuts], packing
 
 
 def packed_batch(tokens: np.ndarray, segments: np.ndarray, weights: np.ndarray) -> PackedBatch:
@@ -136,9 +137,3 @@ def packed_batch(tokens: np.ndarray, segments: np.ndarray, weights: np.ndarray) 
         segments=segments.astype(np.int32),
         weights=np.where(inside & ~first, weights, 0).astype(np.float32),
     )
-
-
-def split_rows(batch: PackedBatch, batch_size: int) -> list[PackedBatch]:
-    """Cuts [n * batch_size, S] into n batches."""
-    cuts = range(0, len(batch.tokens), batch_size)
-    return [PackedBatch(*(field[i : i + batch_size] for field in vars(batch).values())) for i in cuts]

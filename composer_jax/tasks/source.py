@@ -10,11 +10,12 @@ from types import MappingProxyType
 from typing import Literal
 
 from composer_jax.errors import UserError
+from composer_jax.extensions import import_object
 from composer_jax.sandbox import SandboxLimits
 from composer_jax.seeds import seeded_random
 from composer_jax.storage.local_copy import local_copy
 from composer_jax.tasks.config import TasksConfig
-from composer_jax.tasks.family import import_families
+from composer_jax.tasks.family import TaskFamily
 from composer_jax.tasks.formats import ReadOptions, read_tasks
 from composer_jax.tasks.images import require_images
 from composer_jax.tasks.suites.run import SUITE_LIMITS
@@ -35,7 +36,9 @@ class TaskSource:
         other split, are in both paths, or need an image that is missing.
         """
         self.seed = seed
-        self.families = import_families(config.families)
+        self.families: dict[str, TaskFamily] = {
+            name: import_object(path, f"config.tasks.families.{name}")() for name, path in config.families.items()
+        }
         train, heldout = _path(config.train) if read_train else None, _path(config.heldout)
         options = ReadOptions(
             repos=_path(config.repos), packages=_path(config.packages), tools=config.tools, formats=config.formats

@@ -71,7 +71,7 @@ def _read_row_file(path: Path, options: ReadOptions) -> Sequence[Callable[[], Ta
 
 
 def _read_task_repository(path: Path, options: ReadOptions) -> Sequence[Callable[[], Task]] | None:
-    if not (path.is_dir() and swe_bench.is_task_repository(path)):
+    if not (path / "sweb.yaml").is_file():
         return None
     return [partial(_read_row, row, options) for row in swe_bench.rows_of_repository(path)]
 

@@ -68,13 +68,11 @@ def read_row(row: Fields, options: ReadOptions) -> Task:
     )
 
 
-def is_task_repository(path: Path) -> bool:
-    """Whether a folder is a SWE-bench 5 task repository (sweb.yaml, tasks/<id>/task.yaml)."""
-    return (path / "sweb.yaml").is_file()
-
-
 def rows_of_repository(path: Path) -> list[Fields]:
-    """Returns the tasks of a task repository as rows. Raises UserError for an incomplete one."""
+    """Returns the tasks of a SWE-bench 5 task repository (sweb.yaml, tasks/<id>/task.yaml) as rows.
+
+    Raises UserError for an incomplete one.
+    """
     folders = sorted(file.parent for file in (path / "tasks").glob("*/task.yaml"))
     if not folders:
         raise UserError(f"{path} has no tasks/<id>/task.yaml; it is not a task repository")
