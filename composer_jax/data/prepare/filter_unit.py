@@ -6,6 +6,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -37,7 +38,8 @@ class FilteredUnit:
     def save(self, path: Path) -> None:
         """Writes one file, atomically."""
         with open_atomically(path) as file:
-            np.savez(file, **vars(self) | {"tally": np.asarray(json.dumps(self.tally.tables))})
+            arrays: dict[str, Any] = vars(self) | {"tally": np.asarray(json.dumps(self.tally.tables))}
+            np.savez(file, **arrays)
 
     @classmethod
     def load(cls, path: Path) -> FilteredUnit:

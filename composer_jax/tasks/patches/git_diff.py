@@ -89,7 +89,9 @@ def _clear_way(folder: Path, path: str) -> Path:
 def read_folder(folder: Path | None, is_wanted: Callable[[str], bool] = lambda path: True) -> dict[str, Change]:
     """Returns the files and links below a folder, of wanted relative paths, as changes that make them; {} for None."""
     changes = {}
-    for path in sorted(folder.rglob("*")) if folder is not None else ():
+    if folder is None:
+        return changes
+    for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if is_wanted(name) and path.is_symlink():
             changes[name] = Change("link", os.fsencode(path.readlink()), 0o777)

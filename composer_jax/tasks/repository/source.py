@@ -94,13 +94,13 @@ class SourceFile:
     @cached_property
     def string_lines(self) -> frozenset[int]:
         """Numbers of the lines that begin inside a string, where white space is content."""
-        nodes: Iterator[Any] = (node for node in ast.walk(self.tree) if node not in self._holders)
-        return frozenset(
-            line
-            for node in nodes
+        strings: list[Any] = [
+            node
+            for node in ast.walk(self.tree)
             if isinstance(node, STRINGS) or (isinstance(node, ast.Constant) and isinstance(node.value, str | bytes))
-            for line in range(node.lineno + 1, node.end_lineno + 1)
-        )
+        ]
+        outside = [node for node in strings if node not in self._holders]
+        return frozenset(line for node in outside for line in range(node.lineno + 1, node.end_lineno + 1))
 
     @cached_property
     def _holders(self) -> dict[ast.AST, ast.AST]:
