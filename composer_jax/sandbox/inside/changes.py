@@ -105,17 +105,13 @@ class Changes:
             raise files.FileRefused(f"the names of all changes are longer than {files.MAX_NAMES} characters together")
 
     def _descend(self, here: int, there: int | None, name: str, names: Names, path: str, depth: int) -> None:
-        child = files.open_at(name, _FOLDER, here, path)
-        try:
+        with files.closing_fd(files.open_at(name, _FOLDER, here, path)) as child:
             files.restore_owner_mode(child)
-            base = None if there is None else os.open(name, _FOLDER, dir_fd=there)
-            try:
-                self._compare(child, base, names, f"{path}/", depth + 1)
-            finally:
-                if base is not None:
-                    os.close(base)
-        finally:
-            os.close(child)
+            if there is None:
+                self._compare(child, None, names, f"{path}/", depth + 1)
+            else:
+                with files.closing_fd(os.open(name, _FOLDER, dir_fd=there)) as base:
+                    self._compare(child, base, names, f"{path}/", depth + 1)
 
     def _compare_file(
         self, here: int, there: int | None, name: str, path: str, now: os.stat_result, before: os.stat_result | None
@@ -141,11 +137,8 @@ class Changes:
     def _read(self, here: int, name: str, path: str, status: os.stat_result) -> bytes:
         if self.size + status.st_size > self.max_bytes:
             raise files.FileRefused(f"what was changed in the workspace is more than {self.max_bytes} bytes")
-        fd = files.open_at(name, _READ, here, path)
-        try:
+        with files.closing_fd(files.open_at(name, _READ, here, path)) as fd:
             return files.read_file(fd, path, status.st_size, self.max_bytes - self.size)
-        finally:
-            os.close(fd)
 
     def _add_entry(self, path: str, kind: str, mode: int, look: tuple, data: bytes) -> None:
         known = self.reported.get(path)
@@ -170,12 +163,9 @@ def _collect(layer: int, names: Names, depth: int) -> None:
             # A file, or the whiteout of a removed path. It may hide a folder that a newer layer has replaced.
             below.whole = True
             continue
-        child = files.open_at(name, _FOLDER, layer, name)
-        try:
+        with files.closing_fd(files.open_at(name, _FOLDER, layer, name)) as child:
             files.restore_owner_mode(child)
             _collect(child, below, depth + 1)
-        finally:
-            os.close(child)
 
 
 def _is_opaque(folder: int) -> bool:
@@ -206,10 +196,8 @@ def _note_statuses(folder: int, prefix: str, before_ns: int, statuses: dict[str,
             child = os.open(name, _FOLDER, dir_fd=folder)
         except PermissionError:
             continue
-        try:
+        with files.closing_fd(child):
             _note_statuses(child, f"{prefix}{name}/", before_ns, statuses, depth + 1)
-        finally:
-            os.close(child)
 
 
 def _look(status: os.stat_result) -> tuple:

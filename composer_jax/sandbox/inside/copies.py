@@ -9,6 +9,8 @@ import fcntl
 import os
 import stat
 
+from .files import closing_fd
+
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FRESH = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -17,12 +19,9 @@ MAX_SENDFILE = 1 << 30  # bytes that one call may copy
 
 def copy_layer(layer: str, target: str) -> None:
     """Copies the workspace of a frozen layer, closed files and folders included; the layer is unchanged afterwards."""
-    place = os.open(layer, _FOLDER)
-    try:
+    with closing_fd(os.open(layer, _FOLDER)) as place:
         fcntl.flock(place, fcntl.LOCK_EX)  # in the folder of the layer, which no command can close
         copy_tree(f"{layer}/changes", target, open_up=True)
-    finally:
-        os.close(place)
 
 
 def copy_tree(folder: str, target: str, *, open_up: bool = False) -> None:
@@ -96,19 +95,13 @@ class _Walk:
         closed = self.open_up and not mode & 0o400
         if closed:
             os.chmod(name, mode | 0o400, dir_fd=self.source)
-        old = os.open(name, _READ, dir_fd=self.source)
-        try:
+        with closing_fd(os.open(name, _READ, dir_fd=self.source)) as old:
             if closed:
                 os.fchmod(old, mode)
-            new = os.open(name, _FRESH, 0o600, dir_fd=self.copy)
-            try:
+            with closing_fd(os.open(name, _FRESH, 0o600, dir_fd=self.copy)) as new:
                 _copy_bytes(old, new, status.st_size)
                 os.utime(new, ns=_times(status))
                 os.fchmod(new, mode)
-            finally:
-                os.close(new)
-        finally:
-            os.close(old)
 
     def _open(self, name: str, folder: int | None, status: os.stat_result) -> int:
         if self.open_up and status.st_mode & 0o500 != 0o500:

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from .files import closing_fd
+
 MAX_PATH_CHARACTERS = 1000  # of a path below the folder; deeper files are not counted, and are moved up to be removed
 BLOCK = 512  # the unit of st_blocks
 MAX_ATTEMPTS = 4  # to list a folder that a command closes meanwhile
@@ -102,12 +104,9 @@ def _open_up_path(top: int, path: str) -> None:
 
 @contextmanager
 def _open_root(root: str) -> Iterator[int]:
-    folder = os.open(os.path.realpath(root), _FOLDER)
-    try:
+    with closing_fd(os.open(os.path.realpath(root), _FOLDER)) as folder:
         _grant_owner(folder, 0o700)
         yield folder
-    finally:
-        os.close(folder)
 
 
 @contextmanager
@@ -119,17 +118,13 @@ def _open_folder(top: int, path: str, rights: int) -> Iterator[int]:
         if error.errno == errno.ELOOP:
             raise NotADirectoryError(error.errno, f"{path} is a link now") from None
         raise
-    try:
+    with closing_fd(place):
         # A running command may have replaced a folder above by a link, so the real path is checked.
         if not f"{os.readlink(f'/proc/self/fd/{place}')}/".startswith(os.readlink(f"/proc/self/fd/{top}") + "/"):
             raise FileNotFoundError(errno.ENOENT, f"{path} is elsewhere now")
         folder = os.open(_grant_owner(place, rights), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    finally:
-        os.close(place)
-    try:
+    with closing_fd(folder):
         yield folder
-    finally:
-        os.close(folder)
 
 
 def _grant_owner(place: int, rights: int) -> str:

@@ -32,32 +32,29 @@ class WorkspaceFiles:
 
     def read(self, path: str) -> bytes:
         """Returns the content of a regular file."""
-        with _Parent(self, path) as (parent, name):
-            return self._read_at(parent, name, path, self.max_bytes)
+        with _Parent(self, path) as (parent, name), closing_fd(open_at(name, _READ, parent, path)) as fd:
+            status = os.fstat(fd)
+            if stat.S_ISDIR(status.st_mode):
+                raise FileRefused(f"{path} is a folder, not a file")
+            if not stat.S_ISREG(status.st_mode):
+                raise FileRefused(f"{path} is not a regular file")
+            return read_file(fd, path, status.st_size, self.max_bytes)
 
     def write(self, path: str, data: bytes | memoryview) -> None:
         """Creates or replaces a regular file, and creates the folders above it."""
-        with _Parent(self, path, create=True) as (parent, name):
-            fd = open_at(name, _WRITE, parent, path)
-            try:
-                if not stat.S_ISREG(os.fstat(fd).st_mode):
-                    raise FileRefused(f"{path} is not a regular file")
-                os.ftruncate(fd, 0)
-                _write_all(fd, memoryview(data))
-            except OSError as error:
-                raise _explain(error, path) from None
-            finally:
-                os.close(fd)
+        parents = _Parent(self, path, create=True)
+        with parents as (parent, name), closing_fd(open_at(name, _WRITE, parent, path)) as fd:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise FileRefused(f"{path} is not a regular file")
+            os.ftruncate(fd, 0)
+            _write_all(fd, memoryview(data))
 
     def delete(self, path: str) -> None:
         """Removes one file or link."""
         with _Parent(self, path) as (parent, name):
-            try:
-                if stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
-                    raise FileRefused(f"{path} is a folder, not a file")
-                os.unlink(name, dir_fd=parent)
-            except OSError as error:
-                raise _explain(error, path) from None
+            if stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+                raise FileRefused(f"{path} is a folder, not a file")
+            os.unlink(name, dir_fd=parent)
 
     def paths(self) -> list[str]:
         """Returns the relative paths of all regular files, sorted; links and special files are left out."""
@@ -79,18 +76,12 @@ class WorkspaceFiles:
         for path, kind, mode, length in index:
             data, offset = view[offset : offset + length], offset + length
             with _Parent(self, path, create=True) as (parent, name):
-                try:
-                    self._make_path(parent, name, path, kind, mode & 0o777, data)
-                except OSError as error:
-                    raise _explain(error, path) from None
+                self._make_path(parent, name, path, kind, mode & 0o777, data)
             if kind == "folder":
                 modes.append((path, mode & 0o777))
         for path, mode in reversed(modes):  # last, because a folder may be closed
             with _Parent(self, path) as (parent, name):
-                try:
-                    os.chmod(name, mode, dir_fd=parent)
-                except OSError as error:  # a job has replaced the folder
-                    raise _explain(error, path) from None
+                os.chmod(name, mode, dir_fd=parent)  # fails where a job has replaced the folder
 
     def _make_path(self, parent: int, name: str, path: str, kind: str, mode: int, data: memoryview) -> None:
         try:
@@ -127,20 +118,6 @@ class WorkspaceFiles:
             raise FileRefused(f"{path[:60]!r}... has more than {MAX_DEPTH} folders")
         return parts
 
-    def _read_at(self, parent: int, name: str, path: str, most: int) -> bytes:
-        fd = open_at(name, _READ, parent, path)
-        try:
-            status = os.fstat(fd)
-            if stat.S_ISDIR(status.st_mode):
-                raise FileRefused(f"{path} is a folder, not a file")
-            if not stat.S_ISREG(status.st_mode):
-                raise FileRefused(f"{path} is not a regular file")
-            return read_file(fd, path, status.st_size, most)
-        except OSError as error:
-            raise _explain(error, path) from None
-        finally:
-            os.close(fd)
-
     def _walk(self) -> Iterator[str]:
         os.fchmod(self.root, 0o755)  # a command may have removed all rights
         characters = 0
@@ -162,12 +139,9 @@ class WorkspaceFiles:
             if stat.S_ISREG(mode):
                 yield prefix + name
             elif stat.S_ISDIR(mode):
-                child = open_at(name, _FOLDER, folder, prefix + name)
-                try:
+                with closing_fd(open_at(name, _FOLDER, folder, prefix + name)) as child:
                     restore_owner_mode(child)
                     yield from self._walk_folder(child, f"{prefix}{name}/", depth + 1)
-                finally:
-                    os.close(child)
 
 
 def _replace(parent: int, name: str, path: str, mode: int | None, data: memoryview) -> None:
@@ -177,12 +151,9 @@ def _replace(parent: int, name: str, path: str, mode: int | None, data: memoryvi
         if mode is None:
             os.symlink(bytes(data), os.fsencode(fresh), dir_fd=parent)
         else:
-            fd = open_at(fresh, _WRITE | os.O_EXCL, parent, path)
-            try:
+            with closing_fd(open_at(fresh, _WRITE | os.O_EXCL, parent, path)) as fd:
                 _write_all(fd, data)
                 os.fchmod(fd, mode)
-            finally:
-                os.close(fd)
         if os.geteuid() == 0:  # root of the host, in a folder of another user
             _keep_owner(parent, name, fresh)
         os.rename(fresh, name, src_dir_fd=parent, dst_dir_fd=parent)
@@ -213,18 +184,18 @@ def _remove(parent: int, name: str, path: str, depth: int = 0) -> None:
     if not stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
         os.unlink(name, dir_fd=parent)
         return
-    folder = open_at(name, _FOLDER, parent, path)
-    try:
+    with closing_fd(open_at(name, _FOLDER, parent, path)) as folder:
         restore_owner_mode(folder)
         for below in os.listdir(folder):
             _remove(folder, below, f"{path}/{below}", depth + 1)
-    finally:
-        os.close(folder)
     os.rmdir(name, dir_fd=parent)
 
 
 class _Parent:
-    """Context that opens the parent folder of a path without following links: (descriptor, last component)."""
+    """Context that opens the parent folder of a path without following links: (descriptor, last component).
+
+    Errors of the kernel inside become FileRefused.
+    """
 
     def __init__(self, workspace: WorkspaceFiles, path: str, create: bool = False):
         self.workspace, self.path, self.create = workspace, path, create
@@ -250,8 +221,19 @@ class _Parent:
             raise
         return self.fd, name
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         os.close(self.fd)
+        if isinstance(error, OSError):
+            raise _explain(error, self.path) from None
+
+
+@contextlib.contextmanager
+def closing_fd(fd: int) -> Iterator[int]:
+    """Context that closes a descriptor."""
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def read_file(fd: int, path: str, size: int, most: int) -> bytes:

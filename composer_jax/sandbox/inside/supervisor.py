@@ -21,7 +21,7 @@ import struct
 import time
 from collections.abc import Callable, Sequence
 
-from . import landlock, landlock_filter, namespaces, processes, seccomp
+from . import files, landlock, landlock_filter, namespaces, processes, seccomp
 
 RECEIVE, SEND, IS_VALID = 0xC0502100, 0xC0182101, 0x40082102  # SECCOMP_IOCTL_NOTIF_*
 REQUEST = struct.Struct("=QIIiIQ6Q")  # struct seccomp_notif: id, pid, flags, nr, arch, instruction pointer, arguments
@@ -161,15 +161,12 @@ class ChmodBroker:
             self._change(caller, first, second, flags, _to_times(caller.timespecs(third)))
 
     def _change(self, caller: "_Caller", folder: int, path: int, flags: int, change: Callable[[str], None]) -> None:
-        place = caller.open(folder, path, flags)
-        try:
+        with files.closing_fd(caller.open(folder, path, flags)) as place:
             path_of_fd = f"/proc/self/fd/{place}"
             where = os.readlink(path_of_fd)
             if not any(where == root or where.startswith(root + "/") for root in self.roots):
                 raise PermissionError(errno.EPERM, "not in the sandbox")
             change(path_of_fd)
-        finally:
-            os.close(place)
 
 
 class _Caller:
@@ -205,10 +202,8 @@ class _Caller:
             raise OSError(errno.EBADF, "no such descriptor") from None
         if not text:
             return start
-        try:
+        with files.closing_fd(start):
             return os.open(text, how, dir_fd=start)
-        finally:
-            os.close(start)
 
     def _read(self, address: int, size: int) -> bytes:
         try:
