@@ -1,7 +1,5 @@
 """A codebase as one text: its source files in alphabetical order, each under a line with its path."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence

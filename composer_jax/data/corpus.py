@@ -5,8 +5,6 @@ to the other side. Files are read in a pseudo-random order that also depends on 
 megabytes are a fair sample of the whole.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import stat

@@ -1,7 +1,5 @@
 """The tokenizer of a published model (tokenizer.json), in which text never encodes to control tokens."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence

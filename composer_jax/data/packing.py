@@ -1,7 +1,5 @@
 """Packing: documents of any length -> rows of a fixed length, several documents per row, separated by segments."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Prepared shards (launch/prepare_data.py) as a data source: read from disk at random, a piece at a time."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Rows of JSON lines or Parquet, each with its place: of a whole file at a path or URL, or of part of a large file."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Callable, Iterator, Sequence

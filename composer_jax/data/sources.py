@@ -1,7 +1,5 @@
 """Data sources of pretraining: ours by name, a user's by import path, mixed by weight."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

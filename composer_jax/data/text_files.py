@@ -1,7 +1,5 @@
 """TextFiles: where the texts of a published model are read from, such as its tokenizer and its chat template."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any, Protocol

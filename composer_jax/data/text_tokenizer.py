@@ -1,7 +1,5 @@
 """TextTokenizer: what every tokenizer offers, our own (tokenizer.py) and a published model's (model_tokenizer.py)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 

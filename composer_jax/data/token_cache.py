@@ -4,8 +4,6 @@ The name of a cache file is a hash of everything that its content depends on (th
 bytes), so that a changed corpus or tokenizer never gets stale tokens.
 """
 
-from __future__ import annotations
-
 import hashlib
 import zipfile
 from collections.abc import Callable, Sequence

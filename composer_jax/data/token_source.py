@@ -3,8 +3,6 @@
 The table of sources is sources.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol

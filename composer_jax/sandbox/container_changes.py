@@ -3,8 +3,6 @@
 Changes travel into a container and out of it as tar archives.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import re

@@ -9,8 +9,6 @@ Isolation is that of Docker or Podman with fewer rights: no network, no Linux ca
 privileges, no folder of the host, limits on memory, CPUs and processes. Containers have no snapshots and no forks.
 """
 
-from __future__ import annotations
-
 import asyncio
 import posixpath
 from collections.abc import Mapping, Sequence

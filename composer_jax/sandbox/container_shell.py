@@ -5,8 +5,6 @@ read as the next command. Its output ends with a line that holds a random word, 
 guesses the word deceives only its author: no grade depends on the output of the shell.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

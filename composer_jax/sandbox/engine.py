@@ -1,7 +1,5 @@
 """Docker or Podman, through its command line."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

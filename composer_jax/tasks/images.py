@@ -1,7 +1,5 @@
 """Containers for tasks that cannot run without an image of their own, and the initial contents of their workspaces."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import tempfile

@@ -1,7 +1,5 @@
 """Sandbox commands that are repeated when the sandbox dies, and the proof that a command kills its sandbox."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 

@@ -1,7 +1,5 @@
 """Sources of a run's tasks: families, which generate without end, and paths, each of whose tasks is used once."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Validates tasks: the untouched workspace must score 0 and the known solution 1, in every run."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The files of a workspace whose agent has the tool run_tests: a runner and the cases that the agent may see."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

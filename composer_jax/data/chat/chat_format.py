@@ -6,8 +6,6 @@ samples, and the answers of its tools from `bridge`; `parse` reads the message. 
 Text of a user, a tool or a file is encoded as text in every format: it cannot forge a control token.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ a message, because only this module writes control tokens. Tools are not declare
 them in training; calls are not numbered.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from composer_jax.data.chat.chat_format import ChatFormat, Conversation, ToolSpec, check_answers, rendered_calls

@@ -4,8 +4,6 @@ A template mixes its own control tokens with messages of users and tools. The me
 mark is put into every place that spells a control token or could be a part of one, and removed when text is encoded.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from itertools import count

@@ -13,8 +13,6 @@ would sample and what a harness adds. Thinking of earlier turns therefore stays,
 conversations.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 call = <tool_call>, {"name": NAME, "arguments": {...}}, </tool_call>; both are control tokens of the tokenizer
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

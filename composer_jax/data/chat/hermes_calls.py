@@ -1,7 +1,5 @@
 """Tool calls in the style of Hermes and Qwen: a JSON object with name and arguments between two markers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from composer_jax.data.chat.messages import (

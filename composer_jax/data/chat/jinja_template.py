@@ -4,8 +4,6 @@ The environment is the one that the transformers library documents: trimmed bloc
 HTML escapes, `raise_exception`, `strftime_now`, and {% generation %} (a marker for training; without effect here).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime

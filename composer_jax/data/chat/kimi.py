@@ -10,8 +10,6 @@ INDEX counts the calls of the whole conversation from 0. A default system messag
 to the caller.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Sequence

@@ -1,8 +1,6 @@
 """Loads what follows from the files of a published model, never from its name: its tokenizer, its chat format, and how
 it is meant to be sampled."""
 
-from __future__ import annotations
-
 import dataclasses
 import warnings
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Messages of the model and the tool calls in them: their JSON, and where they are among sampled ids."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -9,8 +9,6 @@ what the template makes of it.
 How tools are declared, called and answered is up to the subclasses in chat_hermes.py and chat_text_tools.py.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence

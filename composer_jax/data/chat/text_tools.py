@@ -10,8 +10,6 @@ sampled are parsed. An answer cannot end early or contain another, because marke
 What a text can do is to claim to be a marker, as it can claim anything else.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Sequence

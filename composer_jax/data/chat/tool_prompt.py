@@ -1,7 +1,5 @@
 """The text with which tools are declared to a model whose chat template knows none."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """Candidates: the files, rows and commits of a unit, in an order that is the same whenever the unit is read."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import os

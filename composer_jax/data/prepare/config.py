@@ -1,7 +1,5 @@
 """What the preparation of pretraining data can be told."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -7,8 +7,6 @@ five-word shingles. Eight consecutive bytes are one of 16 bands. Texts that shar
 do with a probability of 95%, those with J=0.5 of 6%.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Which files are left out before any is compared, and why: above all those that look as if they held a secret."""
 
-from __future__ import annotations
-
 import math
 import posixpath
 import re

@@ -1,7 +1,5 @@
 """The languages that are prepared: how their files are named, and how a comment is written in them."""
 
-from __future__ import annotations
-
 import posixpath
 from dataclasses import dataclass
 

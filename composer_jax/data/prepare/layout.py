@@ -4,8 +4,6 @@ Imports are found by regular expressions, so that files with errors have them to
 C and C++, Java, Kotlin and Scala. Other files are ordered by their paths only.
 """
 
-from __future__ import annotations
-
 import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ A unit is what one worker reads at once. It holds parts, each of one repository,
 or names the bytes or row groups of its file.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import stat

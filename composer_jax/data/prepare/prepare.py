@@ -1,7 +1,5 @@
 """Prepares pretraining data: sources -> shards of token ids with an index, resumable and in parallel."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

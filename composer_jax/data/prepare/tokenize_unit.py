@@ -1,7 +1,5 @@
 """The last step of a unit: texts that are not duplicates become documents, token ids and shards."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 from collections.abc import Iterator, Sequence

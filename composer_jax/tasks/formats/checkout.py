@@ -1,7 +1,5 @@
 """Checkouts of repositories at a commit, from local mirrors: files only, without a history to read."""
 
-from __future__ import annotations
-
 import re
 import tempfile
 from collections.abc import Iterator

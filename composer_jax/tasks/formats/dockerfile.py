@@ -11,8 +11,6 @@ image iff each of its lines
 - sets a property of the image that its commands cannot observe.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import importlib.metadata
 import json

@@ -6,8 +6,6 @@ A task needs no image if dockerfile.py can build its workspace without one. Feat
 without an image, are refused in one error that lists them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

@@ -1,7 +1,5 @@
 """The options of read_tasks: what the caller decides, as opposed to the tasks."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Reads the tasks at a path in any supported format."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path

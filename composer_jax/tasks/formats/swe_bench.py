@@ -8,8 +8,6 @@ the folder of packages. Every other row needs its image and an eval_script: our 
 Pythons of many images.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Mapping

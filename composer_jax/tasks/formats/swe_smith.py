@@ -6,8 +6,6 @@
 A test that is missing from the report has failed. Every PASS_TO_PASS test runs.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import shutil

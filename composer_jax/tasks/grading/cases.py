@@ -4,8 +4,6 @@ The fresh workspace holds the task's tests and the agent's other Python files. A
 and reports their values. The expected values never enter the sandbox.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath

@@ -17,8 +17,6 @@ monitor shows that a policy tries them. In code, only what the agent added count
     equals_everything    a comparison that is always true
 """
 
-from __future__ import annotations
-
 import ast
 import os
 import re

@@ -10,8 +10,6 @@ repeated, it names no test, the script reports that it could not run, or the exi
 in the log passed.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 

@@ -4,8 +4,6 @@ Their names are those in the field `log_parser` of SWE-bench 5 rows, without the
 test more than once, the worst status counts, so printing an extra "PASSED" gains nothing.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping
 

@@ -1,7 +1,5 @@
 """The result of grading one submission, which an episode computes once for the same submission to the same task."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType

@@ -7,8 +7,6 @@ all, is absent. `bash /tests/test.sh` runs. The reward is then read from /logs/v
 result of a script that counts to 100 into full marks.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Grades a submission: the changes that an agent made to the workspace of a task."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 

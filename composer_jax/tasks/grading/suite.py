@@ -6,8 +6,6 @@ skipped, expected to fail, in error or reported twice counts as failed. suites/j
 its grade.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping
 

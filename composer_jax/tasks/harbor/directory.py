@@ -12,8 +12,6 @@ A task that is written and read back is equal. The repository of a repository ta
 from, and includes the task's own files.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

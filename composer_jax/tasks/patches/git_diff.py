@@ -1,7 +1,5 @@
 """Changes of a workspace from a diff, binary files included, which git applies; and folders of the host as changes."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

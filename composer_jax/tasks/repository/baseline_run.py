@@ -1,8 +1,6 @@
 """The run of a repository's suite before anything is broken: its files, its command, its reliable tests, and what each
 test calls. It runs on a copy without files that could hold an answer: caches, builds, history, leftovers."""
 
-from __future__ import annotations
-
 import configparser
 import math
 import os

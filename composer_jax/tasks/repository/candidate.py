@@ -1,7 +1,5 @@
 """Ways to break a repository, before any test has run: the changed files and the removed lines, and combinations."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random

@@ -3,8 +3,6 @@
 The idea is Composer 2.5's feature deletion: the code stays usable and a testable part of it is gone.
 """
 
-from __future__ import annotations
-
 import ast
 import random
 import re

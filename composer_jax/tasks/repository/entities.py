@@ -1,7 +1,5 @@
 """The definitions of a Python file: functions, methods, properties and classes, nested ones included."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass

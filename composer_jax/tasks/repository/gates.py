@@ -10,8 +10,6 @@ no-op           the task's own grader gives the broken repository 0, and the sam
 gold            the grader gives the original code 1
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

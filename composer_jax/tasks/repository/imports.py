@@ -1,7 +1,5 @@
 """The modules of a repository, their imports of each other, and the code that runs while they are imported."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Collection, Iterator, Mapping

@@ -1,7 +1,5 @@
 """The instruction of a task, written without a language model from docstrings, signatures, tests and a message."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

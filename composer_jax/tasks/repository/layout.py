@@ -1,7 +1,5 @@
 """Edits that remove or move statements and list elements and keep the text around them."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Collection, Sequence

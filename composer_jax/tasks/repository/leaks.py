@@ -4,8 +4,6 @@ It searches every file of the workspace and of the packages folder for consecuti
 (.pyc) that hold a removed function, and for installed copies of the repository's own package.
 """
 
-from __future__ import annotations
-
 import ast
 import marshal
 import os

@@ -1,7 +1,5 @@
 """Candidates that break one entity: the table of mutations by kind, stubs, and the check of a changed file."""
 
-from __future__ import annotations
-
 import ast
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The mutations of functions and classes: each breaks one entity by a few edits of its text."""
 
-from __future__ import annotations
-
 import ast
 import random
 from collections.abc import Iterator, Mapping, Sequence

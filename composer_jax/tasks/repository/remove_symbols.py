@@ -3,8 +3,6 @@
 `delete_file` makes a candidate of it; delete_feature.py makes those that delete definitions.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field

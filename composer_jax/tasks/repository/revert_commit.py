@@ -1,7 +1,5 @@
 """Candidates that undo commits of the repository's history: the code before a commit under the tests of the commit."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """One Python file as text and as a syntax tree, with the characters of every node."""
 
-from __future__ import annotations
-
 import ast
 import re
 import warnings

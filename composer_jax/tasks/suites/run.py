@@ -1,7 +1,5 @@
 """Runs the test suite of a repository in a fresh sandbox and reports the outcome of every test."""
 
-from __future__ import annotations
-
 import json
 import secrets
 from collections.abc import Mapping, Sequence
