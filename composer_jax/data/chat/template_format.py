@@ -6,7 +6,7 @@ rewrite earlier messages (Qwen3 drops the thinking of earlier turns). Frames are
 with an anchor, a word that occurs nowhere else, in the last message of the history. A given conversation (`render`) is
 what the template makes of it.
 
-How tools are declared, called and answered is up to the subclasses in chat_hermes.py and chat_text_tools.py.
+How tools are declared, called and answered is up to the subclasses in hermes.py and text_tools.py.
 """
 
 from abc import abstractmethod
