@@ -346,7 +346,7 @@ MUTANTS = (
     ),
     Mutant(
         "sandbox.archive_limit",
-        "composer_jax/sandbox/archive.py",
+        "composer_jax/sandbox/container_changes.py",
         "                    left -= len(data)\n",
         "",
         "An archive from a container may hold more bytes than the limit.",

@@ -12,7 +12,7 @@ from composer_jax.errors import UserError
 from composer_jax.models.cache import cache_window
 from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.mesh import make_mesh
-from composer_jax.sampler import limits
+from composer_jax.sampler import config
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.engine import Sampler
 from composer_jax.sampler.request import Request
@@ -51,7 +51,7 @@ def new_windowed(model_weights):
 def unfreed(new_windowed):
     """The same conversations with all pages kept."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(limits, "cache_window", lambda config: None)
+        patch.setattr(config, "cache_window", lambda config: None)
         sampler = new_windowed()
     assert sampler.limits.window is None
     return run_all(sampler, SEEDS, **LONG)
