@@ -143,6 +143,14 @@ def test_without_finish_even_a_repair_earns_nothing(play, messages, limits, outc
     assert not session.messages
 
 
+@pytest.mark.parametrize(("of_task", "of_all", "last"), [(2, 5, READ), (5, 2, FINISH), (None, 2, READ)])
+def test_the_smaller_limit_of_turns_ends_an_episode(play, of_task, of_all, last):
+    task, limits = dataclasses.replace(TASK, max_turns=of_task), EpisodeLimits(max_turns=of_all)
+    episode, session = play(READ, last, task=task, limits=limits)
+    assert (episode.outcome, episode.turns) == ("finished" if last is FINISH else "out_of_turns", 2)
+    assert not session.messages
+
+
 def test_a_full_context_ends_the_episode(play):
     episode, session = play(FIX, RUN, max_model_len=60)
     assert (episode.outcome, episode.reward) == ("out_of_context", 0.0)

@@ -1,24 +1,15 @@
-"""Scores against the Decoder's own logits in float64, on one device and on eight; windows; the entry points."""
-
-import json
-import math
-import subprocess
-import sys
-from pathlib import Path
+"""Scores against the Decoder's own logits in float64, on one device and on eight; windows."""
 
 import jax
 import numpy as np
 import pytest
 
-from composer_jax.checkpoint.huggingface import save_hf
-from composer_jax.data.tokenizer import Tokenizer
 from composer_jax.errors import UserError
 from composer_jax.evals.score import CHUNK, score, windows
 from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.mesh import make_mesh
 from tests.models.small import random_weights, small
 
-ROOT = Path(__file__).parents[2]
 CONFIG = small(vocab_size=290, max_context=600, n_mtp_modules=0, embedding_taps=0, dispatch="ring")
 DEFINITION = ModelDef(CONFIG)
 WEIGHTS = random_weights(CONFIG)
@@ -102,88 +93,3 @@ def test_windows_share_one_token_and_cover_all():
 def test_tokens_that_cannot_be_scored(tokens, message):
     with pytest.raises(UserError, match=message):
         score(DEFINITION, *WEIGHTS, tokens, mesh=one_device())
-
-
-def run(entry: str, *arguments: object) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", f"launch.{entry}", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return write_model(tmp_path_factory.mktemp("score"))
-
-
-def write_model(base: Path) -> Path:
-    """A checkpoint of Hugging Face's form with a tokenizer, below a folder."""
-    tokenizer = Tokenizer.train(["def add(a, b):\n    return a + b\n" * 40], CONFIG.vocab_size)
-    assert tokenizer.vocab_size <= CONFIG.vocab_size
-    (base / "data").mkdir()
-    tokenizer.save(base / "data" / "tokenizer.json")
-    save_hf(base / "hf", DEFINITION, *WEIGHTS, tokenizer=base / "data")
-    return base / "hf"
-
-
-def test_from_files_to_a_file_and_through_a_conversion(folder, tmp_path):
-    tokens = RNG.integers(0, CONFIG.vocab_size, (2, 9))
-    np.save(tmp_path / "tokens.npy", tokens)
-    converted = run("convert", f"--source={folder}", f"--target={tmp_path / 'ours'}")
-    assert converted.stdout == f"wrote {tmp_path / 'ours'}\n", converted.stderr
-    files = []
-    for name, address in (("hf", f"hf:{folder}"), ("ours", tmp_path / "ours")):
-        out = tmp_path / f"{name}.npz"
-        done = run(
-            "score", f"--checkpoint={address}", f"--tokens={tmp_path / 'tokens.npy'}", f"--out={out}", "--logits"
-        )
-        assert done.returncode == 0, done.stderr
-        files.append(dict(np.load(out)))
-        logits, logprobs = zip(*map(reference, tokens), strict=True)
-        assert np.abs(files[-1]["logits"] - np.stack(logits)).max() < 1e-5
-        assert np.abs(files[-1]["logprobs"] - np.stack(logprobs)).max() < 1e-5
-        assert files[-1]["logits"].dtype == files[-1]["logprobs"].dtype == np.float32
-        summary = json.loads(done.stdout)
-        assert summary["tokens"] == 16 and math.isclose(summary["nll"], -np.mean(logprobs), rel_tol=1e-5)
-    np.testing.assert_equal(files[0], files[1])
-    again = run("convert", f"--source={tmp_path / 'ours'}", f"--target={tmp_path / 'back'}")
-    assert again.returncode == 0, again.stderr
-    for file in folder.iterdir():
-        assert file.read_bytes() == (tmp_path / "back" / file.name).read_bytes(), file.name
-
-
-def test_a_text_in_bits_per_byte(folder, tmp_path):
-    text = "def add(a, b):\r\n    return a + b  # größer\r\n" * 3
-    (tmp_path / "text.py").write_bytes(text.encode())
-    arguments = (f"--checkpoint=hf:{folder}", f"--text={tmp_path / 'text.py'}", f"--out={tmp_path / 'o.npz'}")
-    done = run("score", *arguments, "--window=16")
-    assert done.returncode == 0, done.stderr
-    ids = np.array(Tokenizer.load(folder / "tokenizer.json").encode(text))
-    total = -sum(reference(ids[start : start + 16])[1].sum() for start in range(0, len(ids) - 1, 15))
-    summary = json.loads(done.stdout)
-    assert summary["tokens"] == len(ids) - 1
-    first = len(Tokenizer.load(folder / "tokenizer.json").decode(ids[:1].tolist()).encode())
-    scored_bytes = len((tmp_path / "text.py").read_bytes()) - first
-    assert math.isclose(summary["bits_per_byte"], total / math.log(2) / scored_bytes, rel_tol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "--checkpoint is missing: Weights"),
-        (["--checkpoint=hf:{0}", "--out={1}/o.npz"], "give either --tokens=FILE.npy or --text=FILE"),
-        (["--checkpoint=hf:{0}", "--out={1}/o.npz", "--tokens={1}/none.npy"], "cannot read the tokens"),
-        (["--checkpoint={1}", "--out={1}/o.npz", "--tokens=x"], "holds neither the steps of a native checkpoint"),
-        (["--checkpoint=hf:{1}/none", "--out={1}/o.npz", "--tokens=x"], "there is no folder"),
-        (["--checkpoint=hf:{0}", "--out=gs://b/o.npz", "--tokens=x"], "--out=gs://b/o.npz is a URL"),
-        (
-            ["--checkpoint=hf:{0}", "--out={1}/o.npz", "--text={0}/config.json", "--expert=3"],
-            "do not divide over expert=3",
-        ),
-        (["--checkpoint=hf:{0}", "--out={1}/o.npz", "--text={0}/config.json", "--window=1"], "--window"),
-        (["--checkpoint=hf:{0}", "--out={1}/o.npz", "--text=x", "--dtype=int8"], "dtype='int8'"),
-        (["--checkpoint=hf:nope://x", "--out={1}/o.npz", "--text=x"], "neither a folder nor a readable URL"),
-    ],
-)
-def test_bad_input_is_refused_in_one_sentence(folder, tmp_path, arguments, message):
-    done = run("score", *(argument.format(folder, tmp_path) for argument in arguments))
-    assert done.returncode == 2 and message in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1 and not (tmp_path / "o.npz").exists()

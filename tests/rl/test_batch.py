@@ -1,19 +1,12 @@
 """From groups to batches: every sampled token of every branch is trained exactly once, with its own numbers."""
 
-import jax
 import numpy as np
 import pytest
 
 from composer_jax.errors import UserError
-from composer_jax.models.model_def import ModelDef
-from composer_jax.parallel.mesh import make_mesh
 from composer_jax.rl import policy_update
 from composer_jax.rl.algorithm import GroupAdvantage
 from composer_jax.rl.batch import FIELDS, Group, WeightedRow, empty_batch, pack_rows
-from composer_jax.train.learner import Learner
-from composer_jax.train.losses import PolicyLoss, PolicyLossConfig
-from composer_jax.train.optimizer import OptimizerConfig, make_optimizer
-from tests.models.small import random_weights, small
 from tests.rl.made_up import conversation, episode, sampled_tokens
 
 SHAPES = ((24, 2), (48, 3))
@@ -112,37 +105,3 @@ def test_a_row_longer_than_every_shape_is_named():
         UserError, match=r"row of 63 tokens is longer than every training batch \(\(24, 2\), \(48, 3\)\)"
     ):
         learner_batches(rows, SHAPES)
-
-
-@pytest.fixture(scope="module")
-def gradient_of():
-    """Batches -> the gradient of the policy loss over all of them."""
-    config = small(n_layers=2, n_mtp_modules=0, vocab_size=128)
-    weights = random_weights(config)
-    optimizer = make_optimizer(OptimizerConfig(peak=1e-3), steps=1)
-    learner = Learner(
-        ModelDef(config),
-        optimizer,
-        PolicyLoss(PolicyLossConfig(ratio_low=1.0, ratio_high=1e9, dual_clip=np.inf)),
-        make_mesh(jax.devices()[:1]),
-    )
-
-    def gradient(batches):
-        parts = [learner.gradient(*weights, b, 10)["gradient"] for b in batches]
-        return jax.tree.map(lambda *g: sum(map(np.asarray, g)), *parts)
-
-    return gradient
-
-
-def test_equal_rewards_give_exactly_zero_gradient_and_others_do_not(gradient_of):
-    """Through the whole way: rewards, advantages, rows, batches, loss."""
-
-    def batches(rewards):
-        episodes = [episode(r, conversation(20 + 30 * i, turns=2)) for i, r in enumerate(rewards)]
-        found = learner_batches(weighted_rows([Group(episodes, rewards)], GroupAdvantage()), ((24, 2),))
-        return found or [empty_batch(24, 2)]
-
-    for leaf in jax.tree.leaves(gradient_of(batches([0.1, 0.1, 0.1]))):
-        np.testing.assert_array_equal(leaf, 0)
-    for leaf in jax.tree.leaves(gradient_of(batches([0.1, 0.1, 0.9]))):
-        assert np.abs(leaf).max() > 0

@@ -25,6 +25,7 @@ from tests.virtual_clock import run_virtually
 
 CHAT = CompactFormat(Tokenizer.train(["kill -9 $PPID sleep 600 seconds command path text"] * 50, 400))
 FINISH = ToolCall("finish", {})
+SHELL = ToolCall("shell", {"command": "make"})
 KILL = ToolCall("shell", {"command": "kill -9 $PPID"})
 RIGHT = {"tools.py": "def double(x):\n    return 2 * x\n"}
 KILLS_GRADER = {"tools.py": "import os\n\n\ndef double(x):\n    os.kill(os.getppid(), 9)\n"}
@@ -138,8 +139,7 @@ def test_one_death_under_each_of_two_commands_changes_no_grade(bare_pool, tmp_pa
     assert (episode.outcome, episode.reward, policy.seeds) == ("finished", 1.0, [7])
 
 
-@pytest.mark.parametrize("calls", [[ToolCall("shell", {"command": "ls"}), FINISH], [FINISH]], ids=["tool", "grading"])
-@pytest.mark.parametrize("files", [RIGHT, {}], ids=["files", "nothing"])
+@pytest.mark.parametrize(("calls", "files"), [([SHELL, FINISH], {}), ([FINISH], RIGHT)], ids=["tool", "grading"])
 def test_an_outage_leaves_no_reward_whatever_the_command(pool, calls, files):
     policy = CountingPolicy(calls)
     episode = asyncio.run(play(policy, DyingPool(pool, range(99)), files))
@@ -184,7 +184,6 @@ class SlowSandbox:
         pass
 
 
-SHELL = ToolCall("shell", {"command": "make"})
 WAITING = ToolCall("wait", {"seconds": 10})
 
 

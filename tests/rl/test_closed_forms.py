@@ -23,41 +23,6 @@ from tests.train.table_decoder import TableDecoder, log_softmax
 
 WIDE = PolicyLoss(PolicyLossConfig(ratio_low=1.0, ratio_high=1e9, dual_clip=np.inf))
 
-# -- estimators of a KL -------------------------------------------------------------------------------------------
-
-
-def estimators(mu: float) -> dict[str, tuple[float, float]]:
-    """Mean and variance of k1 and k3 of KL(N(0,1) || N(mu,1)), by quadrature over x ~ N(0,1)."""
-    x = np.linspace(-14, 14 + 2 * mu, 200_001)
-    density = np.exp(-(x**2) / 2) / np.sqrt(2 * np.pi) * (x[1] - x[0])
-    k1 = (mu**2 - 2 * mu * x) / 2  # log q(x) - log p(x), x ~ q = N(0,1), p = N(mu,1)
-    k3 = np.expm1(-k1) + k1
-    return {
-        name: (float((density * k).sum()), float((density * k**2).sum() - (density * k).sum() ** 2))
-        for name, k in (("k1", k1), ("k3", k3))
-    }
-
-
-@pytest.mark.parametrize("mu", [0.1, 0.5, 1.0, 2.0])
-def test_both_estimators_are_unbiased_and_the_variance_of_k3_explodes(mu):
-    (mean_1, variance_1), (mean_3, variance_3) = estimators(mu).values()
-    assert mean_1 == pytest.approx(mu**2 / 2, rel=1e-6)
-    assert mean_3 == pytest.approx(mu**2 / 2, rel=1e-6)
-    assert variance_1 == pytest.approx(mu**2, rel=1e-6)
-    assert variance_3 == pytest.approx(np.exp(mu**2) - 1 - mu**2, rel=1e-5)
-
-
-def test_k3_is_noisier_than_k1_above_a_kl_of_0_628_nats():
-    def difference(kl):
-        variances = [variance for _, variance in estimators(np.sqrt(2 * kl)).values()]
-        return variances[1] - variances[0]
-
-    low, high = 0.1, 2.0
-    while high - low > 1e-6:
-        middle = (low + high) / 2
-        low, high = (middle, high) if difference(middle) < 0 else (low, middle)
-    assert low == pytest.approx(0.628, abs=5e-4)
-
 
 # -- the KL in the reward -----------------------------------------------------------------------------------------
 
@@ -167,6 +132,7 @@ def test_one_or_five_rows_of_an_episode_have_the_same_gradient(gradient_of):
         (rows,) = weighted_rows([graded], GroupAdvantage())
         assert len(rows) == len(starts) + 2
         gradients.append(gradient_of(rows))
+    assert min(np.abs(leaf).max() for leaf in jax.tree.leaves(gradients)) > 0
     errors = jax.tree.map(relative_error, *gradients)
     assert max(jax.tree.leaves(errors)) < 1e-5
 
@@ -178,21 +144,6 @@ def test_equal_rewards_give_exactly_zero_gradient_whatever_the_lengths(gradient_
     trained = [row for episode_rows in GroupAdvantage().weigh(Group(graded, [0.1] * 3), 0) for row in episode_rows]
     for leaf in jax.tree.leaves(gradient_of(trained)):
         np.testing.assert_array_equal(leaf, 0)
-
-
-def token_weights(lengths, rewards, per_sequence: bool) -> list[float]:
-    """|coefficient of grad log p| of a token of each episode, on policy."""
-    advantages = np.abs(GroupAdvantage()(rewards))
-    divisors = lengths if per_sequence else [np.mean(lengths)] * len(lengths)
-    return [float(a / d) for a, d in zip(advantages, divisors, strict=True)]
-
-
-def test_the_mean_over_a_sequence_favours_short_successes_and_long_failures():
-    """Dr. GRPO's length bias (arXiv 2503.20783, section 3.1), which a constant normaliser does not have."""
-    lengths, rewards = [10, 100, 10, 100], [1.0, 1.0, 0.0, 0.0]
-    short_success, long_success, short_failure, long_failure = token_weights(lengths, rewards, per_sequence=True)
-    assert short_success == pytest.approx(10 * long_success) and short_failure == pytest.approx(10 * long_failure)
-    assert len(set(token_weights(lengths, rewards, per_sequence=False))) == 1
 
 
 def test_the_loss_weighs_tokens_of_short_and_long_episodes_alike():
@@ -207,11 +158,3 @@ def test_the_loss_weighs_tokens_of_short_and_long_episodes_alike():
     coefficients = -chosen[batch["weights"][:, 1:] > 0] / (1 - 1 / 128)
     assert len(coefficients) == 3 + 15
     np.testing.assert_allclose(np.abs(coefficients), 0.5, rtol=1e-5)
-
-
-def test_division_by_the_standard_deviation_blows_up():
-    """The factor on a group's gradient is 1 / std: a thousandth of a difference counts a thousand times as much."""
-    for scale in (1.0, 1e-2, 1e-4):
-        rewards = 0.5 + scale * np.array([1.0, -1.0, 1.0, -1.0])
-        factor = GroupAdvantage(divide_by_std=True)(rewards) / GroupAdvantage()(rewards)
-        np.testing.assert_allclose(factor, 1 / (scale + 1e-6), rtol=1e-3)

@@ -95,23 +95,6 @@ def test_hints_are_in_the_row_that_trains_their_turn():
     assert transcript.rows()[1].tokens[span.start : span.stop].tolist() == BAD
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"weight": -0.1}, "rl.feedback.weight=-0.1 is negative; use 0 or more"),
-        ({"hints_per_episode": 0}, "rl.feedback.hints_per_episode=0; it must be at least 1"),
-        ({"tokens_per_row": 0}, "rl.feedback.tokens_per_row=0; it must be at least 1"),
-        ({"detectors": ()}, "rl.feedback.detectors is empty; name a detector"),
-        ({"detectors": ("typo",)}, "config.rl.feedback.detectors='typo' is unknown; use one of malformed_call"),
-        ({"detectors": (OWN, "other:shout")}, "rl.feedback.detectors has 'shout' twice"),
-    ],
-    ids=str,
-)
-def test_a_value_out_of_range_is_refused(fields, message):
-    with pytest.raises(UserError, match=message):
-        FeedbackConfig(**fields)
-
-
 def test_a_detector_that_cannot_be_imported_or_names_no_turn_is_an_error():
     with pytest.raises(
         UserError, match=r"rl.feedback.detectors='tests.rl.test_hint_finder:no_such' cannot be imported"

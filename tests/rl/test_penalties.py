@@ -107,19 +107,3 @@ def test_metrics_show_behaviour_always_and_its_price_where_it_has_one():
     assert row["penalty_malformed_calls"] == row["penalty"] == pytest.approx(0.4 * 0.25 / 2)
     assert row["reward"] == pytest.approx(1 - row["penalty"])
     assert "penalty_unfinished_todos" not in row
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"penalties": {"malformed_calls": -0.1}}, "rl.reward.penalties.malformed_calls=-0.1 is negative"),
-        ({"penalties": {"rudeness": 0.1}}, "rl.reward.penalties.rudeness is not a behaviour; use malformed_calls, "),
-        (
-            {"behaviors": {"malformed_calls": "a:b"}},
-            "rl.reward.behaviors.malformed_calls has the name",
-        ),
-    ],
-)
-def test_impossible_prices_are_refused(values, message):
-    with pytest.raises(UserError, match=message):
-        RewardConfig(**values)

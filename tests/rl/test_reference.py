@@ -143,13 +143,3 @@ def test_a_reference_of_another_shape_is_refused():
 def test_a_coefficient_without_a_reference_is_an_error(learner):
     with pytest.raises(ValueError, match=r"coefficient=0.1 needs set_reference\(\)"):
         update_with(learner, 0.1).step(learner.init_state(*WEIGHTS), [GROUP], 3, 0)
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [({"coefficient": -0.1}, "kl.coefficient=-0.1 is negative"), ({"form": "row"}, "kl.form='row' is unknown")],
-    ids=str,
-)
-def test_a_value_out_of_range_is_refused(fields, message):
-    with pytest.raises(UserError, match=message):
-        ReferenceKLConfig(**fields)

@@ -238,6 +238,23 @@ def test_without_a_worker_one_sentence_ends_the_run(harness):
     asyncio.run(main())
 
 
+def test_an_episode_of_a_suite_does_not_wait_behind_those_of_training(harness):
+    async def main():
+        policy, order = SeededPolicy(pause_after=0), []
+        async with trainer(policy, local_episodes=1) as pool:
+            playing = play_all(pool, policy, specs(3))
+            await until(lambda: policy.open_sessions == 1)
+            playing.append(asyncio.create_task(pool.play(specs(4)[3], policy, ahead=True)))
+            for task, spec in zip(playing, specs(4), strict=True):
+                task.add_done_callback(lambda _, seed=spec.seed: order.append(seed))
+            await asyncio.sleep(0.01)
+            policy.gate.set()
+            await asyncio.gather(*playing)
+        assert order == [specs(4)[i].seed for i in (0, 3, 1, 2)]
+
+    asyncio.run(main())
+
+
 def test_a_policy_that_fails_ends_the_run_with_its_own_exception(harness):
     async def main():
         policy = SeededPolicy(pause_after=0)
