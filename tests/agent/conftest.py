@@ -10,6 +10,7 @@ from composer_jax.sampler.policy import Sample
 from composer_jax.sandbox import LocalSandboxPool, SandboxLimits
 from composer_jax.tasks.grader import Case, CaseGrader
 from composer_jax.tasks.task import Task
+from tests.coroutine_tests import pytest_pyfunc_call  # noqa: F401  # a hook
 
 
 @pytest.fixture(scope="session")

@@ -63,12 +63,6 @@ def play(tok, chat_format, pool, scripted_session):
     return run
 
 
-@pytest.mark.parametrize(("options", "temperature"), [({}, 1.0), ({"temperature": 0.0}, 0.0)])
-def test_every_message_has_the_temperature_of_the_episode(play, options, temperature):
-    _, session = play(RUN, FINISH, settings=EpisodeSettings(**options))
-    assert session.temperatures == [temperature] * 2
-
-
 def test_a_repair(play, tok):
     episode, session = play(RUN, READ, ("a thought", FIX), RUN, FINISH)
     assert (episode.outcome, episode.reward, episode.parts) == ("finished", 1.0, {"hidden": 1.0})
@@ -82,7 +76,7 @@ def test_a_repair(play, tok):
     assert row.trained.sum() == episode.transcript.total_sampled
     assert sorted(set(row.versions[row.trained].tolist())) == [1, 2, 3, 4, 5]
     assert row.logprobs[row.versions == 3].tolist() == pytest.approx([-0.3] * int((row.versions == 3).sum()))
-    assert not session.messages
+    assert not session.messages and session.temperatures == [1.0] * 5
     usage = episode.usage
     assert usage.calls == {"run_tests": 2, "read": 1, "edit": 1, "finish": 1} and usage.malformed_calls == 0
     assert usage.thinking_tokens == len(tok.encode("a thought"))
@@ -92,8 +86,9 @@ def test_a_repair(play, tok):
 
 
 def test_a_system_message_precedes_the_instruction(play, tok):
-    _, session = play(FINISH, settings=EpisodeSettings(system_prompt="Be brief."))
-    shown = to_text(tok, session.contexts[0])
+    _, session = play(FINISH, settings=EpisodeSettings(system_prompt="Be brief.", temperature=0.0))
+    assert session.temperatures == [0.0]
+    shown = compact.to_text(tok, session.contexts[0])
     assert shown == f"<|bos|><|system|>Be brief.<|end|>\n<|user|>{TASK.instruction}<|end|>\n<|assistant|>"
 
 
@@ -173,17 +168,13 @@ def test_all_limits_bound_what_is_asked_for(play):
 
 
 def test_bad_calls_are_told_and_the_episode_goes_on(play, tok):
+    """A finish with arguments is no finish."""
     broken = [tok.call, *tok.encode('read{"path":'), tok.end]
-    episode, session = play(broken, ToolCall("shell", {"cmd": "ls"}), FIX, FINISH)
-    assert episode.reward == 1.0
-    observations = [to_text(tok, node.tokens.tolist()) for node in episode.transcript.nodes_of_kind("tool")]
+    episode, session = play(broken, ToolCall("shell", {"cmd": "ls"}), ToolCall("finish", {"reward": 1}), FIX, FINISH)
+    assert (episode.reward, episode.turns) == (1.0, 5)
+    observations = [compact.to_text(tok, node.tokens.tolist()) for node in episode.transcript.nodes_of_kind("tool")]
     assert observations[0].startswith("<|tool|>ERROR the arguments are not JSON")
     assert observations[1] == "<|tool|>ERROR no tool shell<|end|>\n"
-
-
-def test_a_finish_with_arguments_is_not_a_finish(play):
-    episode, _ = play(ToolCall("finish", {"reward": 1}), FIX, FINISH)
-    assert (episode.outcome, episode.reward, episode.turns) == ("finished", 1.0, 3)
 
 
 def test_a_message_that_was_cut_off_is_closed_before_the_answer(play, tok):
@@ -250,19 +241,14 @@ def test_results_are_cached_within_an_episode_and_not_shared_by_a_group(play):
     assert (cache.runs, cache.hits) == (9, 3)
 
 
-def test_an_episode_knows_the_tools_of_its_task_and_old_records_do_not(play):
-    episode, _ = play(FINISH)
-    assert episode.tools == tuple(TASK.tools) != ()
-    data = json.loads(json.dumps(episode.to_json()))
-    del data["tools"]
-    assert Episode.from_json(data) == dataclasses.replace(episode, tools=())
-
-
 def test_episodes_come_back_from_json(play):
     episode, _ = play(RUN, FIX, FINISH)
     back = Episode.from_json(json.loads(json.dumps(episode.to_json())))
-    assert back == episode
+    assert back == episode and back.tools == tuple(TASK.tools) != ()
     assert back.transcript.rows()[0].logprobs.tobytes() == episode.transcript.rows()[0].logprobs.tobytes()
+    older = json.loads(json.dumps(episode.to_json()))
+    del older["tools"]
+    assert Episode.from_json(older) == dataclasses.replace(episode, tools=())
 
 
 # Self-summarization.

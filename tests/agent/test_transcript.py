@@ -45,6 +45,8 @@ def test_every_sampled_token_is_trained_exactly_once(steps):
 @given(st.lists(STEP, min_size=1, max_size=12))
 def test_rows_are_the_branches_from_root_to_leaf(steps):
     transcript = grown(steps)
+    assert transcript.tokens == [token for node in transcript.path() for token in node.tokens]
+    assert len(transcript.tokens) == transcript.length
     branches = transcript.branches()
     leaves = [branch[-1].id for branch in branches]
     parents = {node.parent for node in transcript.nodes}
@@ -70,34 +72,6 @@ def test_json_is_exact(steps):
             a, b = getattr(ours, name), getattr(theirs, name)
             assert a.dtype == b.dtype
             assert a.tobytes() == b.tobytes(), "bit by bit"
-
-
-@given(st.lists(STEP, min_size=1, max_size=8))
-def test_tokens_are_those_of_the_path_to_the_tip(steps):
-    transcript = grown(steps)
-    assert transcript.tokens == [token for node in transcript.path() for token in node.tokens]
-    assert len(transcript.tokens) == transcript.length
-
-
-def test_harness_and_sampled_tokens_of_a_node():
-    transcript = Transcript()
-    node = transcript.append("assistant", [5], [7, 8], [-0.5, -1.0], [3, 4])
-    assert node.sampled
-    assert node.harness_tokens.tolist() == [5]
-    assert node.sampled_tokens.tolist() == [7, 8]
-    [row] = transcript.rows()
-    assert row.trained.tolist() == [False, True, True]
-    assert row.versions.tolist() == [-1, 3, 4]
-    assert not transcript.append("tool", [1]).sampled
-
-
-def test_a_branch_starts_after_a_node():
-    transcript = Transcript()
-    prompt = transcript.append("prompt", [1, 2])
-    transcript.append("assistant", [5], [7], [-0.5], [0])
-    transcript.branch(prompt)
-    transcript.append("assistant", [], [7], [-0.5], [0])
-    assert [len(branch) for branch in transcript.branches()] == [2, 2] and transcript.tokens == [1, 2, 7]
 
 
 def test_a_shared_sampled_node_is_trained_in_its_first_row():

@@ -25,67 +25,33 @@ FILES = {"show.py": SHOW, "a.txt": "1"}
 SHOW_THEM = ["python", "show.py"]
 
 
-def test_no_sandbox_is_taken_before_something_runs(dying_pool):
-    async def check():
-        pool = dying_pool(set())
-        workspace = Workspace(task_of(FILES), pool)
-        workspace.write("b.txt", b"2")
-        await workspace.close()
-        assert len(pool.sandboxes) == 0
-
-    asyncio.run(check())
-
-
-def test_edits_reach_the_sandbox_before_and_after_it_is_taken(dying_pool):
-    async def check():
-        pool = dying_pool(set())
-        workspace = Workspace(task_of(FILES), pool)
-        workspace.write("b.txt", b"2")
-        assert (await workspace.run(SHOW_THEM, 5)).stdout == "a.txt=1,b.txt=2\n"
-        workspace.write("a.txt", b"3")
-        assert (await workspace.run(SHOW_THEM, 5)).stdout == "a.txt=3,b.txt=2\n"
-        await workspace.close()
-        await workspace.close()
-        assert len(pool.sandboxes) == 1
-
-    asyncio.run(check())
-
-
-def test_files_written_by_a_command_are_visible(pool):
-    async def check():
-        workspace = Workspace(task_of({"make.py": "open('made.txt', 'w').write('x')"}), pool)
-        await workspace.run(["python", "make.py"], 5)
-        assert workspace.files == {"make.py": b"open('made.txt', 'w').write('x')", "made.txt": b"x"}
-        await workspace.close()
-
-    asyncio.run(check())
+async def test_no_sandbox_is_taken_before_something_runs(dying_pool):
+    pool = dying_pool(set())
+    workspace = Workspace(task_of(FILES), pool)
+    workspace.write("b.txt", b"2")
+    await workspace.close()
+    assert len(pool.sandboxes) == 0
 
 
 @pytest.mark.parametrize("deaths", [{0}, {0, 1}])
-def test_a_dead_sandbox_is_replaced_with_the_same_files(dying_pool, deaths):
-    async def check():
-        pool = dying_pool(deaths)
-        workspace = Workspace(task_of(FILES), pool)
-        workspace.write("a.txt", b"9")
-        assert (await workspace.run(SHOW_THEM, 5)).stdout == "a.txt=9\n"
-        workspace.write("b.txt", b"2")
-        pool.sandboxes[-1].end("a test ended it")
-        assert (await workspace.run(SHOW_THEM, 5)).stdout == "a.txt=9,b.txt=2\n"
-        await workspace.close()
-
-    asyncio.run(check())
+async def test_a_dead_sandbox_is_replaced_with_the_same_files(dying_pool, deaths):
+    pool = dying_pool(deaths)
+    workspace = Workspace(task_of(FILES), pool)
+    workspace.write("a.txt", b"9")
+    assert (await workspace.run(SHOW_THEM, 5)).stdout == "a.txt=9\n"
+    workspace.write("b.txt", b"2")
+    pool.sandboxes[-1].end("a test ended it")
+    assert (await workspace.run(SHOW_THEM, 5)).stdout == "a.txt=9,b.txt=2\n"
+    await workspace.close()
 
 
-def test_an_outage_of_all_sandboxes_is_raised(dying_pool):
-    async def check():
-        pool = dying_pool(range(99))
-        workspace = Workspace(task_of(FILES), pool)
-        with pytest.raises(SandboxDied):
-            await workspace.run(SHOW_THEM, 5)
-        assert len(pool.sandboxes) == ATTEMPTS
-        await workspace.close()
-
-    asyncio.run(check())
+async def test_an_outage_of_all_sandboxes_is_raised(dying_pool):
+    pool = dying_pool(range(99))
+    workspace = Workspace(task_of(FILES), pool)
+    with pytest.raises(SandboxDied):
+        await workspace.run(SHOW_THEM, 5)
+    assert len(pool.sandboxes) == ATTEMPTS
+    await workspace.close()
 
 
 @pytest.fixture
@@ -99,24 +65,21 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_a_workspace_is_its_base_folder_plus_changes(pool, folder):
-    async def check():
-        workspace = Workspace(task_of({"top.txt": "t", "a.txt": "over"}, repository=folder), pool)
-        assert dict(workspace.files) == {
-            "a.txt": b"over", "d/b.txt": b"b", "d/e/c.txt": b"c", "run.sh": b"echo run", "top.txt": b"t",
-        }  # fmt: skip
-        assert workspace.paths("folder", "link") == ["d", "d/e", "link"]
-        await workspace.run(["sh", "-c", "cat a.txt top.txt > d/n.txt; rm -r d/e link; mkdir link; echo x > link/y"], 5)
-        assert dict(workspace.files) == {
-            "a.txt": b"over", "d/b.txt": b"b", "d/n.txt": b"overt", "link/y": b"x\n", "run.sh": b"echo run",
-            "top.txt": b"t",
-        }  # fmt: skip
-        assert workspace.paths("folder", "link") == ["d", "link"]
-        workspace.write("a.txt", b"a")
-        assert "a.txt" not in workspace.changes, "a file equal to the repository's is not a change"
-        await workspace.close()
-
-    asyncio.run(check())
+async def test_a_workspace_is_its_base_folder_plus_changes(pool, folder):
+    workspace = Workspace(task_of({"top.txt": "t", "a.txt": "over"}, repository=folder), pool)
+    assert dict(workspace.files) == {
+        "a.txt": b"over", "d/b.txt": b"b", "d/e/c.txt": b"c", "run.sh": b"echo run", "top.txt": b"t",
+    }  # fmt: skip
+    assert workspace.paths("folder", "link") == ["d", "d/e", "link"]
+    await workspace.run(["sh", "-c", "cat a.txt top.txt > d/n.txt; rm -r d/e link; mkdir link; echo x > link/y"], 5)
+    assert dict(workspace.files) == {
+        "a.txt": b"over", "d/b.txt": b"b", "d/n.txt": b"overt", "link/y": b"x\n", "run.sh": b"echo run",
+        "top.txt": b"t",
+    }  # fmt: skip
+    assert workspace.paths("folder", "link") == ["d", "link"]
+    workspace.write("a.txt", b"a")
+    assert "a.txt" not in workspace.changes, "a file equal to the repository's is not a change"
+    await workspace.close()
 
 
 def test_replace_changes_all_files_or_none(folder):
@@ -249,18 +212,14 @@ def test_the_copies_of_folders_are_deleted_with_their_pool(folder):
     assert tree() is None
 
 
-def test_packages_can_be_imported(pool, folder, tmp_path_factory):
+async def test_packages_can_be_imported(pool, folder, tmp_path_factory):
     packages = tmp_path_factory.mktemp("packages")
     (packages / "thing.py").write_text("NAME = 'a thing'")
-
-    async def check():
-        workspace = Workspace(task_of({}, repository=folder, packages=packages), pool)
-        assert (await workspace.run(["python", "-c", "import thing; print(thing.NAME)"], 5)).stdout == "a thing\n"
-        result, is_new = await workspace.shell("python3 -c 'import thing; print(thing.NAME)'", 20)
-        assert (result.stdout, is_new) == ("a thing\n", False)
-        await workspace.close()
-
-    asyncio.run(check())
+    workspace = Workspace(task_of({}, repository=folder, packages=packages), pool)
+    assert (await workspace.run(["python", "-c", "import thing; print(thing.NAME)"], 5)).stdout == "a thing\n"
+    result, is_new = await workspace.shell("python3 -c 'import thing; print(thing.NAME)'", 20)
+    assert (result.stdout, is_new) == ("a thing\n", False)
+    await workspace.close()
 
 
 def test_a_repository_that_is_not_a_folder_is_refused(pool, tmp_path):
@@ -269,7 +228,7 @@ def test_a_repository_that_is_not_a_folder_is_refused(pool, tmp_path):
         asyncio.run(workspace.prepare())
 
 
-def test_the_event_loop_runs_while_a_lazy_value_is_computed_once():
+async def test_the_event_loop_runs_while_a_lazy_value_is_computed_once():
     started, go_on, calls = threading.Event(), threading.Event(), []
 
     def make():
@@ -280,29 +239,23 @@ def test_the_event_loop_runs_while_a_lazy_value_is_computed_once():
             raise UserError("the first time it fails")
         return "value"
 
-    async def check():
-        value = AsyncLazy(make)
-        waiting = [asyncio.ensure_future(value.get()) for _ in range(3)]
-        while not started.is_set():
-            await asyncio.sleep(0)
-        waiting[0].cancel()
-        go_on.set()
-        results = await asyncio.gather(*waiting, return_exceptions=True)
-        assert [type(error) for error in results] == [asyncio.CancelledError, UserError, UserError]
-        assert await asyncio.gather(value.get(), value.get()) == ["value", "value"] and value.get_here() == "value"
-        assert len(calls) == 2
-
-    asyncio.run(check())
+    value = AsyncLazy(make)
+    waiting = [asyncio.ensure_future(value.get()) for _ in range(3)]
+    while not started.is_set():
+        await asyncio.sleep(0)
+    waiting[0].cancel()
+    go_on.set()
+    results = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(error) for error in results] == [asyncio.CancelledError, UserError, UserError]
+    assert await asyncio.gather(value.get(), value.get()) == ["value", "value"] and value.get_here() == "value"
+    assert len(calls) == 2
 
 
-def test_the_shell_survives_a_file_that_became_a_folder(pool, folder):
-    async def check():
-        workspace = Workspace(task_of({}, repository=folder), pool)
-        await workspace.shell("X=1; cd d", 5)
-        workspace.delete("a.txt")
-        workspace.write("a.txt/in.txt", b"in")
-        result, is_new = await workspace.shell("echo $X; cat ../a.txt/in.txt", 5)
-        assert (result.stdout, is_new) == ("1\nin", False)
-        await workspace.close()
-
-    asyncio.run(check())
+async def test_the_shell_survives_a_file_that_became_a_folder(pool, folder):
+    workspace = Workspace(task_of({}, repository=folder), pool)
+    await workspace.shell("X=1; cd d", 5)
+    workspace.delete("a.txt")
+    workspace.write("a.txt/in.txt", b"in")
+    result, is_new = await workspace.shell("echo $X; cat ../a.txt/in.txt", 5)
+    assert (result.stdout, is_new) == ("1\nin", False)
+    await workspace.close()

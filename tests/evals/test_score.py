@@ -10,7 +10,7 @@ from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.mesh import make_mesh
 from tests.models.small import random_weights, small
 
-CONFIG = small(vocab_size=290, max_context=600, n_mtp_modules=0, embedding_taps=0, dispatch="ring")
+CONFIG = small(n_layers=2, vocab_size=290, max_context=600, n_mtp_modules=0, embedding_taps=0, dispatch="ring")
 DEFINITION = ModelDef(CONFIG)
 WEIGHTS = random_weights(CONFIG)
 RNG = np.random.default_rng(0)
@@ -20,21 +20,21 @@ def one_device():
     return make_mesh(jax.devices()[:1])
 
 
+@jax.jit
+def forward(params, bias, tokens):
+    decoder = DEFINITION.bind(params, bias)
+    positions = np.arange(tokens.shape[1])[None]
+    return decoder.logits(decoder(tokens, positions, jax.numpy.ones_like(tokens)).last_BSD)
+
+
 def reference(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(logits, logprobs) of one row without padding."""
-
-    @jax.jit
-    def forward(params, bias, tokens):
-        decoder = DEFINITION.bind(params, bias)
-        positions = np.arange(tokens.shape[1])[None]
-        return decoder.logits(decoder(tokens, positions, jax.numpy.ones_like(tokens)).last_BSD)
-
     logits = np.asarray(forward(*WEIGHTS, tokens[None]))[0].astype(np.float64)
     normal = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     return logits, np.take_along_axis(normal[:-1], tokens[1:, None], 1)[:, 0]
 
 
-@pytest.mark.parametrize("length", [2, CHUNK, CHUNK + 1, 2 * CHUNK + 7])
+@pytest.mark.parametrize("length", [2, CHUNK, 2 * CHUNK + 1])
 def test_scores_are_those_of_the_network(length):
     tokens = RNG.integers(0, CONFIG.vocab_size, (3, length))
     scores = score(DEFINITION, *WEIGHTS, tokens, mesh=one_device(), rows=2, logits=True)
@@ -58,9 +58,7 @@ def test_padding_scores_nothing_and_changes_nothing():
     np.testing.assert_allclose(cut[0], whole[0], atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "sizes", [{"replica": 8}, {"data": 2, "expert": 4}, {"data": 2, "context": 2, "tensor": 2}], ids=str
-)
+@pytest.mark.parametrize("sizes", [{"replica": 2, "expert": 4}, {"data": 2, "context": 2, "tensor": 2}], ids=str)
 def test_eight_devices_score_as_one(sizes):
     mesh = make_mesh(**sizes)
     tokens = RNG.integers(0, CONFIG.vocab_size, (11, 15))  # neither the rows nor their length divide
@@ -80,14 +78,14 @@ def test_windows_share_one_token_and_cover_all():
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [
-        (np.zeros((2, 3)), r"tokens are float64\[2, 3\]; rows of integers"),
-        (np.zeros(3, int), r"tokens are int64\[3\]"),
-        (np.zeros((0, 3), int), r"tokens are int64\[0, 3\]"),
-        (np.zeros((2, 1), int), "rows of one token"),
-        (np.zeros((1, 601), int), "rows of 601 tokens are longer than max_context=600"),
-        (np.full((1, 3), 290), "token id 290 is beyond the vocabulary of 290"),
-        (np.array([[1, -1, 2]]), "negative token ids are padding"),
-        (np.array([[-1, -1]]), "negative token ids are padding"),
+        (np.zeros((2, 3)), r"float64\[2, 3\]"),
+        (np.zeros(3, int), r"int64\[3\]"),
+        (np.zeros((0, 3), int), r"int64\[0, 3\]"),
+        (np.zeros((2, 1), int), "one token"),
+        (np.zeros((1, 601), int), "max_context=600"),
+        (np.full((1, 3), 290), "token id 290"),
+        (np.array([[1, -1, 2]]), "padding"),
+        (np.array([[-1, -1]]), "padding"),
     ],
 )
 def test_tokens_that_cannot_be_scored(tokens, message):

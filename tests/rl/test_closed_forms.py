@@ -17,7 +17,7 @@ from composer_jax.rl.reference import sum_later_tokens
 from composer_jax.train.learner import Learner
 from composer_jax.train.losses import PolicyLoss, PolicyLossConfig
 from composer_jax.train.optimizer import OptimizerConfig, make_optimizer
-from tests.models.small import random_weights, relative_error, small
+from tests.models.small import LLAMA, random_weights, relative_error, small
 from tests.rl.made_up import conversation, episode
 from tests.train.table_decoder import TableDecoder, log_softmax
 
@@ -27,21 +27,26 @@ WIDE = PolicyLoss(PolicyLossConfig(ratio_low=1.0, ratio_high=1e9, dual_clip=np.i
 # -- the KL in the reward -----------------------------------------------------------------------------------------
 
 N_WORDS, LENGTH = 3, 2
-SEQUENCES = list(itertools.product(range(N_WORDS), repeat=LENGTH))
+SEQUENCES = jnp.array(list(itertools.product(range(N_WORDS), repeat=LENGTH)))
 RNG = np.random.default_rng(0)
 TABLES = [jnp.asarray(RNG.standard_normal((1 + N_WORDS, N_WORDS)), jnp.float32) for _ in range(2)]
 """Logits of the policy and of the reference: row 0 for the first word, row 1 + w for the one after w."""
 
 
+@jax.jit
 def logprobs(table, sequence):
     """log p of each word of a sequence."""
     rows = jax.nn.log_softmax(table)
     return jnp.stack([rows[0, sequence[0]], rows[1 + sequence[0], sequence[1]]])
 
 
+gradients = jax.jit(jax.jacobian(logprobs))
+
+
+@jax.jit
 def kl(table):
-    terms = [logprobs(table, s).sum() for s in SEQUENCES], [logprobs(TABLES[1], s).sum() for s in SEQUENCES]
-    return sum(jnp.exp(p) * (p - q) for p, q in zip(*terms, strict=True))
+    now, reference = (jax.vmap(logprobs, (None, 0))(each, SEQUENCES).sum(1) for each in (table, TABLES[1]))
+    return (jnp.exp(now) * (now - reference)).sum()
 
 
 def expected_gradient(weigh):
@@ -50,8 +55,7 @@ def expected_gradient(weigh):
     for sequence in SEQUENCES:
         now, reference = logprobs(table, sequence), logprobs(TABLES[1], sequence)
         weights = np.asarray(weigh(np.asarray(now - reference, np.float64)), np.float32)
-        gradient = jax.jacobian(logprobs)(table, sequence)
-        total += float(jnp.exp(now.sum())) * np.einsum("t,tij->ij", weights, gradient)
+        total += np.exp(np.asarray(now).sum()) * np.einsum("t,tij->ij", weights, gradients(table, sequence))
     return total
 
 
@@ -74,6 +78,7 @@ def test_the_expected_gradient_on_a_bandit_is_that_of_the_expected_reward():
     stale = log_softmax(np.asarray(states) + 0.5 * RNG.standard_normal((1, 2, 5)))[0, 0]
     rewards = np.arange(5) / 4
     advantages = rewards - (np.exp(stale) * rewards).sum()
+    gradient_of = jax.jit(jax.grad(lambda states, batch: WIDE(TableDecoder(states), batch, jnp.float32(1)).loss))
     total = 0.0
     for arm in range(5):
         at_1 = np.array([[0, 1]], np.float32)
@@ -85,8 +90,7 @@ def test_the_expected_gradient_on_a_bandit_is_that_of_the_expected_reward():
             "advantages": (advantages[arm] * at_1).astype(np.float32),
             "sampler_logprobs": (stale[arm] * at_1).astype(np.float32),
         }
-        gradient = jax.grad(lambda s, b=batch: WIDE(TableDecoder(s), b, jnp.float32(1)).loss)(states)
-        total += np.exp(stale[arm]) * np.asarray(gradient)[0, 0]
+        total += np.exp(stale[arm]) * np.asarray(gradient_of(states, batch))[0, 0]
     expected = jax.grad(lambda logits: -(jax.nn.softmax(logits) * rewards).sum())(states[0, 0])
     assert relative_error(total, expected) < 1e-5
 
@@ -97,7 +101,7 @@ def test_the_expected_gradient_on_a_bandit_is_that_of_the_expected_reward():
 @pytest.fixture(scope="module")
 def gradient_of():
     """(rows, normaliser) -> the gradient of the policy loss over all batches."""
-    config = small(n_layers=2, n_mtp_modules=0, vocab_size=128)
+    config = small(**LLAMA, n_layers=1, vocab_size=128)
     weights = random_weights(config)
     optimizer = make_optimizer(OptimizerConfig(peak=1e-3), steps=1)
     learner = Learner(ModelDef(config), optimizer, WIDE, make_mesh(jax.devices()[:1]))
@@ -153,7 +157,7 @@ def test_the_loss_weighs_tokens_of_short_and_long_episodes_alike():
     (batch,) = pack_rows(rows, ((48, 2),)).batches
     states = jnp.zeros((2, 48, 128))
     at_sampler = batch | {"sampler_logprobs": (batch["weights"] * -np.log(128)).astype(np.float32)}
-    gradient = np.asarray(jax.grad(lambda s: WIDE(TableDecoder(s), at_sampler, jnp.float32(1)).loss)(states))
+    gradient = np.asarray(jax.jit(jax.grad(lambda s: WIDE(TableDecoder(s), at_sampler, jnp.float32(1)).loss))(states))
     chosen = np.take_along_axis(gradient[:, :-1], batch["tokens"][:, 1:, None], -1)[..., 0]
     coefficients = -chosen[batch["weights"][:, 1:] > 0] / (1 - 1 / 128)
     assert len(coefficients) == 3 + 15

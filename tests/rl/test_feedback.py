@@ -25,8 +25,8 @@ from tests.models.small import LLAMA, forward, random_weights, rows, small
 from tests.rl.hinted_episodes import BAD, CHAT, FINISH, READ, episode_of
 from tests.train.table_decoder import log_softmax
 
-CONFIG = small(**LLAMA, n_layers=2, vocab_size=320, max_context=512)
-WITH_EXPERTS = small(n_layers=2, n_dense_layers=1, n_mtp_modules=0, embedding_taps=0, vocab_size=320, max_context=512)
+CONFIG = small(**LLAMA, n_layers=1, vocab_size=320, max_context=512)
+WITH_EXPERTS = small(n_layers=1, n_dense_layers=0, n_mtp_modules=0, embedding_taps=0, vocab_size=320, max_context=512)
 WEIGHTS = random_weights(CONFIG)
 SHAPES = ((320, 2),)
 FEEDBACK = FeedbackConfig(weight=0.5)
@@ -265,6 +265,7 @@ def habit():
     return (state.params, state.router_bias), span, row
 
 
+@pytest.mark.slow
 def test_a_network_unlearns_a_malformed_call_and_keeps_its_other_turns(habit):
     """After five updates of this term alone it writes the arguments without the reminder."""
     taught, span, row = habit

@@ -89,22 +89,14 @@ def test_on_devices_of_its_own_the_learner_computes_while_the_evaluation_runs(tm
 @mode
 def test_a_killed_run_measures_every_step_once(tmp_path, monkeypatch, changes, shares_devices):
     config, rng = dataclasses.replace(CONFIG, **changes), random.Random(4)
-    for trial in range(3):
-        evaluation = Evaluation(messages=8)
-        simulation = Simulation(
-            tmp_path / f"{trial}",
-            config,
-            play,
-            learn_s=2.0,
-            slots=10,
-            shares_devices=shares_devices,
-            save_every=3,  # the run goes on from the very step whose evaluation was cut short
-            evaluate=evaluation,
-        )
-        for _ in range(6):
-            run_virtually(simulation.run(monkeypatch, kill_at=rng.uniform(5, 40)))
-        run_virtually(simulation.run(monkeypatch))
-        assert {step: version for step, (version, _) in evaluation.rows.items()} == {3: 3, 6: 6, 9: 9, 12: 12}
+    # With save_every=3 the run goes on from the very step whose evaluation was cut short.
+    options = dict(learn_s=2.0, slots=10, shares_devices=shares_devices, save_every=3, evaluate=Evaluation(messages=8))
+    simulation = Simulation(tmp_path, config, play, **options)
+    for _ in range(6):
+        run_virtually(simulation.run(monkeypatch, kill_at=rng.uniform(5, 40)))
+    run_virtually(simulation.run(monkeypatch))
+    rows = options["evaluate"].rows
+    assert {step: version for step, (version, _) in rows.items()} == {3: 3, 6: 6, 9: 9, 12: 12}
 
 
 def test_an_interrupt_cancels_the_evaluation_and_leaves_a_state_to_save(tmp_path, monkeypatch):

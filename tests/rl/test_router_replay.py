@@ -25,7 +25,7 @@ from tests.models.routes import chosen_routes
 from tests.models.small import WITHOUT_EXPERTS, random_weights, rows, small
 from tests.rl.made_up import conversation, episode
 
-CONFIG = small(vocab_size=24, n_layers=4, n_dense_layers=0, dense_layers=(1,), n_mtp_modules=0)
+CONFIG = small(vocab_size=24, n_layers=3, n_dense_layers=0, dense_layers=(1,), n_mtp_modules=0)
 ROUTES = (CONFIG.n_moe_layers, CONFIG.experts_per_token)
 WEIGHTS = random_weights(CONFIG)
 SHAPES = ((64, 2),)
@@ -68,21 +68,16 @@ def batches(transcripts):
     return pack_rows(weighted, SHAPES, route_shape=ROUTES).batches
 
 
+def new_update(config=CONFIG, **changes) -> PolicyUpdate:
+    loss = PolicyLossConfig(ratio_low=0.9, ratio_high=1e9, dual_clip=np.inf)
+    rl = RLConfig(group_size=2, batches=SHAPES, loss=loss, **changes)
+    optimizer = make_optimizer(OptimizerConfig(peak=1e-3), steps=1)
+    return PolicyUpdate(rl, Learner(ModelDef(config), optimizer, PolicyLoss(loss), make_mesh(jax.devices()[:1])))
+
+
 @pytest.fixture(scope="module")
-def new_update():
-    """Changes to RLConfig -> a PolicyUpdate of the small network."""
-
-    def make(config=CONFIG, **changes):
-        rl = RLConfig(
-            group_size=2,
-            batches=SHAPES,
-            loss=PolicyLossConfig(ratio_low=0.9, ratio_high=1e9, dual_clip=np.inf),
-            **changes,
-        )
-        optimizer = make_optimizer(OptimizerConfig(peak=1e-3), steps=1)
-        return PolicyUpdate(rl, Learner(ModelDef(config), optimizer, PolicyLoss(rl.loss), make_mesh(jax.devices()[:1])))
-
-    return make
+def update():
+    return new_update()
 
 
 def test_the_routes_of_a_row_are_those_of_its_training_forward(transcripts, monkeypatch):
@@ -95,13 +90,7 @@ def test_the_routes_of_a_row_are_those_of_its_training_forward(transcripts, monk
         np.testing.assert_array_equal(row.routes[: n - 1], expected[: n - 1])
 
 
-def learned(batches, shift=0):
-    learner = Learner(
-        ModelDef(CONFIG),
-        make_optimizer(OptimizerConfig(), steps=1),
-        PolicyLoss(PolicyLossConfig(ratio_low=0.9, ratio_high=1e9, dual_clip=np.inf, replay_plausibility=0.0)),
-        make_mesh(jax.devices()[:1]),
-    )
+def learned(learner, batches, shift=0):
     parts = [
         learner.gradient(*WEIGHTS, batch | {"routes": np.roll(batch["routes"], shift, axis=1)}, 1.0)
         for batch in batches
@@ -110,15 +99,15 @@ def learned(batches, shift=0):
     return sums, max(float(p["maxima"]["log_ratio"]) for p in parts)
 
 
-def test_packed_routes_give_the_samplers_probabilities_and_shifted_ones_do_not(batches, transcripts):
+def test_packed_routes_give_the_samplers_probabilities_and_shifted_ones_do_not(batches, transcripts, update):
     assert any((batch["segments"].max(1) > 1).any() for batch in batches), "no row holds two segments"
-    sums, largest = learned(batches)
+    sums, largest = learned(update.learner, batches)
     assert sums["tokens"] == sum(t.total_sampled for t in transcripts)
     known = sum(((batch["routes"] >= 0).all((2, 3)) & (batch["segments"] > 0)).sum() for batch in batches)
     assert sums["replayed"] == known * np.prod(ROUTES) and sums["replay_foreign"] == 0
     assert largest < 1e-4
     for shift in (-1, 1):
-        sums, largest = learned(batches, shift)
+        sums, largest = learned(update.learner, batches, shift)
         assert largest > 0.1 and sums["replay_foreign"] > 0.2 * sums["replayed"]
 
 
@@ -136,8 +125,7 @@ def graded(transcripts):
     return [Group(episodes, [e.reward for e in episodes])]
 
 
-def test_a_step_replays_by_default_and_says_what_it_did(transcripts, new_update):
-    update = new_update()
+def test_a_step_replays_by_default_and_says_what_it_did(transcripts, update):
     state = update.learner.init_state(*WEIGHTS)
     _, result = update.step(state, graded(transcripts), 4, 0)
     assert result.is_updated
@@ -146,7 +134,7 @@ def test_a_step_replays_by_default_and_says_what_it_did(transcripts, new_update)
     assert replay_metrics(None) == {"replay_foreign": None, "replay_filtered": None}
 
 
-def test_without_replay_there_are_no_routes_and_no_metrics_of_them(new_update):
+def test_without_replay_there_are_no_routes_and_no_metrics_of_them():
     assert new_update(router_replay="off").route_shape is None
     dense = small(**WITHOUT_EXPERTS, n_layers=2)
     assert new_update(dense).route_shape is None
@@ -161,7 +149,7 @@ def test_rows_with_a_gap_or_of_another_network_are_refused(transcripts):
     for wrong, message in (
         (gap, rf"1 of the {len(row.tokens)} tokens of a row have no routes to replay, the first at 5; use rl.router"),
         (None, rf"{len(row.tokens) - 1} of the .* the first at 0"),
-        (row.routes[:, :, :2], r"are not \[n,L,k\] with \(L, k\) = \(3, 3\)"),
+        (row.routes[:, :, :2], r"are not \[n,L,k\] with \(L, k\) = \(2, 3\)"),
     ):
         broken = dataclasses.replace(WeightedRow.of(row, 1.0), row=dataclasses.replace(row, routes=wrong))
         with pytest.raises(TranscriptError, match=message):

@@ -1,6 +1,7 @@
 """Fixtures of the repository tools' tests: a small real repository and calls of tools on it."""
 
 import asyncio
+import contextlib
 import os
 import subprocess
 
@@ -102,24 +103,26 @@ class Conversation:
         return await execute_calls([ToolCall(name, arguments) for name, arguments in calls], TOOLS, self.workspace)
 
 
-@pytest.fixture
-def talk(repository, roomy_pool):
-    """Runs a coroutine on a Conversation and closes its workspace."""
-
-    def run(check, **options):
-        async def go():
-            chat = Conversation(repository, options.pop("pool", roomy_pool), **options)
-            try:
-                return await check(chat)
-            finally:
-                await chat.workspace.close()
-
-        return asyncio.run(go())
-
-    return run
+async def converse(*arguments, **options):
+    chat = Conversation(*arguments, **options)
+    try:
+        yield chat
+    finally:
+        await chat.workspace.close()
 
 
 @pytest.fixture
-def ask(talk):
+def chat(repository, roomy_pool):
+    """A Conversation on the untouched repository, which coroutine tests get."""
+    return converse(repository, roomy_pool)
+
+
+@pytest.fixture
+def ask(repository, roomy_pool):
     """The observation of one call on the untouched repository."""
-    return lambda tool, **arguments: talk(lambda chat: chat.ask(tool, **arguments))
+
+    async def go(tool, arguments):
+        async with contextlib.aclosing(converse(repository, roomy_pool)) as chats:
+            return await (await anext(chats)).ask(tool, **arguments)
+
+    return lambda tool, **arguments: asyncio.run(go(tool, arguments))

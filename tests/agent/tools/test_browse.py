@@ -70,18 +70,15 @@ def test_missing_paths_and_paths_outside_are_errors(ask, path, expected):
     assert answer.startswith("ERROR ") and expected in answer and "root:" not in answer
 
 
-def test_long_lines_and_files_are_truncated(talk):
-    async def check(chat):
-        chat.workspace.write("long.txt", b"x" * 2000 + b"\n")
-        chat.workspace.write("many.txt", b"line\n" * 5000)
-        chat.workspace.write("huge.txt", b"x" * (browse.MAX_BYTES + 1))
-        answer = await chat.ask("read_file", path="long.txt")
-        assert f"{'x' * browse.MAX_LINE} [1500 characters more]\n" in answer
-        answer = await chat.ask("read_file", path="many.txt")
-        assert answer.endswith("[many.txt has 5000 lines, shown are 1 to 1000]")
-        assert (await chat.ask("read_file", path="huge.txt")).startswith("ERROR huge.txt has 10485761 bytes")
-
-    talk(check)
+async def test_long_lines_and_files_are_truncated(chat):
+    chat.workspace.write("long.txt", b"x" * 2000 + b"\n")
+    chat.workspace.write("many.txt", b"line\n" * 5000)
+    chat.workspace.write("huge.txt", b"x" * (browse.MAX_BYTES + 1))
+    answer = await chat.ask("read_file", path="long.txt")
+    assert f"{'x' * browse.MAX_LINE} [1500 characters more]\n" in answer
+    answer = await chat.ask("read_file", path="many.txt")
+    assert answer.endswith("[many.txt has 5000 lines, shown are 1 to 1000]")
+    assert (await chat.ask("read_file", path="huge.txt")).startswith("ERROR huge.txt has 10485761 bytes")
 
 
 def test_a_file_that_claims_to_be_endless_is_not_read(tmp_path, pool):
@@ -106,15 +103,12 @@ def test_list_dir_shows_kinds_and_depth(ask):
     assert ask("list_dir", path="..").startswith("ERROR .. has '..'")
 
 
-def test_listings_show_changes(talk):
-    async def check(chat):
-        await chat.ask("edit_file", path="new/folder/a.py", new="x\n")
-        await chat.ask("edit_file", path="src/web/server.py", delete=True)
-        assert await chat.ask("list_dir", path="new", depth=9) == "folder/\nfolder/a.py"
-        assert await chat.ask("list_dir", path="src/web") == "src/web is empty"
-        assert await chat.ask("glob", pattern="{a,server}.py") == "new/folder/a.py"
-
-    talk(check)
+async def test_listings_show_changes(chat):
+    await chat.ask("edit_file", path="new/folder/a.py", new="x\n")
+    await chat.ask("edit_file", path="src/web/server.py", delete=True)
+    assert await chat.ask("list_dir", path="new", depth=9) == "folder/\nfolder/a.py"
+    assert await chat.ask("list_dir", path="src/web") == "src/web is empty"
+    assert await chat.ask("glob", pattern="{a,server}.py") == "new/folder/a.py"
 
 
 def test_glob(ask):

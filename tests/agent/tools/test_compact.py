@@ -1,19 +1,17 @@
 """The compact tools: strict arguments, short observations, and an observation for every call."""
 
 import asyncio
-import json
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_jax.agent.tools import compact, execute_call, select_tools
+from composer_jax.agent.tools import compact, execute_call
 from composer_jax.agent.tools.compact import TOOLS
 from composer_jax.agent.tools.truncate import COMPACT_CHARACTERS
 from composer_jax.agent.workspace import Workspace
 from composer_jax.data.chat.messages import MalformedToolCall, ToolCall
 from composer_jax.demo import bugfix
-from composer_jax.errors import UserError
 from composer_jax.tasks.result_cache import ResultCache
 from tests.agent.conftest import task_of
 
@@ -28,15 +26,6 @@ FILES = {
 def ask(name, workspace=None, pool=None, **arguments):
     workspace = workspace or Workspace(task_of(FILES), pool)
     return asyncio.run(execute_call(ToolCall(name, arguments), TOOLS, workspace))
-
-
-def test_schemas_are_json_schemas_of_strings():
-    for tool in TOOLS.values():
-        schema = json.loads(json.dumps(tool.parameters))
-        assert schema["type"] == "object" and schema["additionalProperties"] is False
-        assert schema["required"] == list(schema["properties"])
-        assert all(p["type"] == "string" and p["description"] for p in schema["properties"].values())
-        assert tool.description.endswith(".")
 
 
 def test_read_returns_the_exact_file():
@@ -129,31 +118,17 @@ def test_binary_files():
     assert ask("edit", workspace, path="data.py", old="x", new="y") == "ERROR data.py is not text"
 
 
-def test_a_task_chooses_its_tools():
-    assert list(select_tools(("read", "finish"))) == ["read", "finish"]
-    with pytest.raises(UserError, match="asks for the tool 'shell'; the tools are run_tests, grep"):
-        select_tools(("read", "shell"))
-    call = ToolCall("grep", {"pattern": "x"})
-    assert (
-        asyncio.run(execute_call(call, select_tools(("read",)), Workspace(task_of(FILES), None)))
-        == "ERROR no tool grep"
-    )
-
-
-def test_run_tests_runs_the_visible_tests(pool):
-    async def check():
-        task = bugfix.generate("train", 0, 0, bugs=1)
-        (bug,) = task.metadata["bugs"]
-        workspace = Workspace(task, pool)
-        answer = [await execute_call(ToolCall("run_tests", {}), TOOLS, workspace)]
-        edit = {name: bug[name] for name in ("path", "old", "new")}
-        answer.append(await execute_call(ToolCall("edit", edit), TOOLS, workspace))
-        answer.append(await execute_call(ToolCall("run_tests", {}), TOOLS, workspace))
-        await workspace.close()
-        assert answer[0].startswith(f"FAIL {bug['function']}(") and "\n" not in answer[0]
-        assert answer[1] == "ok" and answer[2].startswith("PASS ")
-
-    asyncio.run(check())
+async def test_run_tests_runs_the_visible_tests(pool):
+    task = bugfix.generate("train", 0, 0, bugs=1)
+    (bug,) = task.metadata["bugs"]
+    workspace = Workspace(task, pool)
+    answer = [await execute_call(ToolCall("run_tests", {}), TOOLS, workspace)]
+    edit = {name: bug[name] for name in ("path", "old", "new")}
+    answer.append(await execute_call(ToolCall("edit", edit), TOOLS, workspace))
+    answer.append(await execute_call(ToolCall("run_tests", {}), TOOLS, workspace))
+    await workspace.close()
+    assert answer[0].startswith(f"FAIL {bug['function']}(") and "\n" not in answer[0]
+    assert answer[1] == "ok" and answer[2].startswith("PASS ")
 
 
 @pytest.mark.parametrize(
@@ -164,23 +139,17 @@ def test_run_tests_runs_the_visible_tests(pool):
         ("print('x' * 9000)", f"{'x' * COMPACT_CHARACTERS}\n[{9000 - COMPACT_CHARACTERS} characters dropped]"),
     ],
 )
-def test_a_broken_runner_is_reported(pool, runner, expected):
-    async def check():
-        workspace = Workspace(task_of({"run_tests.py": runner}), pool)
-        assert await execute_call(ToolCall("run_tests", {}), TOOLS, workspace) == expected
+async def test_a_broken_runner_is_reported(pool, runner, expected):
+    workspace = Workspace(task_of({"run_tests.py": runner}), pool)
+    assert await execute_call(ToolCall("run_tests", {}), TOOLS, workspace) == expected
+    await workspace.close()
+
+
+async def test_an_endless_test_is_reported(pool, monkeypatch):
+    monkeypatch.setattr(compact, "TEST_TIMEOUT_S", 0.3)
+    cache = ResultCache()
+    for _ in range(2):
+        workspace = Workspace(task_of({"run_tests.py": "while True: pass"}), pool, cache.of_episode("t", 0))
+        assert await execute_call(ToolCall("run_tests", {}), TOOLS, workspace) == "FAIL timeout"
         await workspace.close()
-
-    asyncio.run(check())
-
-
-def test_an_endless_test_is_reported(pool, monkeypatch):
-    async def check():
-        monkeypatch.setattr(compact, "TEST_TIMEOUT_S", 0.3)
-        cache = ResultCache()
-        for _ in range(2):
-            workspace = Workspace(task_of({"run_tests.py": "while True: pass"}), pool, cache.of_episode("t", 0))
-            assert await execute_call(ToolCall("run_tests", {}), TOOLS, workspace) == "FAIL timeout"
-            await workspace.close()
-        assert (cache.hits, cache.runs) == (0, 2), "a timeout is not remembered"
-
-    asyncio.run(check())
+    assert (cache.hits, cache.runs) == (0, 2), "a timeout is not remembered"

@@ -8,17 +8,14 @@ from composer_jax.sandbox import Change
 TABLE = "src/rates/table.py"
 
 
-def test_a_text_that_occurs_once_is_replaced(talk):
-    async def check(chat):
-        before = chat.workspace.files[TABLE]
-        answer = await chat.ask("edit_file", path=TABLE, old="amount * self.rates[currency]", new="(\n  1\n)")
-        assert answer == f"edited {TABLE}: lines 14 to 16 are new"
-        after = before.replace(b"amount * self.rates[currency]", b"(\n  1\n)")
-        assert chat.workspace.changes == {TABLE: Change("file", after)}
-        assert await chat.ask("edit_file", path=TABLE, old="(\n  1\n)", new="amount * self.rates[currency]")
-        assert chat.workspace.changes == {}, "a file with its first content is not a change"
-
-    talk(check)
+async def test_a_text_that_occurs_once_is_replaced(chat):
+    before = chat.workspace.files[TABLE]
+    answer = await chat.ask("edit_file", path=TABLE, old="amount * self.rates[currency]", new="(\n  1\n)")
+    assert answer == f"edited {TABLE}: lines 14 to 16 are new"
+    after = before.replace(b"amount * self.rates[currency]", b"(\n  1\n)")
+    assert chat.workspace.changes == {TABLE: Change("file", after)}
+    assert await chat.ask("edit_file", path=TABLE, old="(\n  1\n)", new="amount * self.rates[currency]")
+    assert chat.workspace.changes == {}, "a file with its first content is not a change"
 
 
 @pytest.mark.parametrize(
@@ -46,13 +43,10 @@ def test_a_text_that_occurs_once_is_replaced(talk):
         ({"path": "new\0.txt", "new": "x"}, "is not a file name"),
     ],
 )
-def test_mistakes_change_nothing(talk, arguments, expected):
-    async def check(chat):
-        answer = await chat.ask("edit_file", **arguments)
-        assert answer.startswith("ERROR ") and expected in answer
-        assert chat.workspace.changes == {}
-
-    talk(check)
+async def test_mistakes_change_nothing(chat, arguments, expected):
+    answer = await chat.ask("edit_file", **arguments)
+    assert answer.startswith("ERROR ") and expected in answer
+    assert chat.workspace.changes == {}
 
 
 def test_a_missing_text_is_answered_with_similar_lines(ask):
@@ -79,47 +73,36 @@ def test_only_the_first_lines_of_a_long_file_are_compared_by_words():
     assert "white space only" not in describe_similar_lines("ab\nc", "b\nc")  # whole lines, not ends of lines
 
 
-def test_files_are_created_and_deleted(talk):
-    async def check(chat):
-        workspace = chat.workspace
-        assert await chat.ask("edit_file", path="new/a.py", new="one\ntwo") == "created new/a.py with 2 lines"
-        assert (
-            await chat.ask("edit_file", path="/workspace/empty.txt", new="filled\n") == "created empty.txt with 1 lines"
-        )
-        assert await chat.ask("edit_file", path="README.md", delete=True) == "deleted README.md"
-        assert await chat.ask("edit_file", path="passwd", delete=True) == "deleted passwd"
-        assert await chat.ask("edit_file", path="passwd", new="mine") == "created passwd with 1 lines"
-        assert {path: change.kind for path, change in workspace.changes.items()} == {
-            "new/a.py": "file", "empty.txt": "file", "README.md": "gone", "passwd": "file",
-        }  # fmt: skip
-        assert await chat.ask("edit_file", path="new/a.py", delete=True) == "deleted new/a.py"
-        assert "new/a.py" not in workspace.changes and workspace.kind("new") is None
-        answer = await chat.ask("shell", command="cat README.md; cat passwd empty.txt; ls new; tail -1 /etc/passwd >&2")
-        assert "cat: README.md: No such file" in answer and "minefilled" in answer and "cannot access 'new'" in answer
-
-    talk(check)
+async def test_files_are_created_and_deleted(chat):
+    workspace = chat.workspace
+    assert await chat.ask("edit_file", path="new/a.py", new="one\ntwo") == "created new/a.py with 2 lines"
+    assert await chat.ask("edit_file", path="/workspace/empty.txt", new="filled\n") == "created empty.txt with 1 lines"
+    assert await chat.ask("edit_file", path="README.md", delete=True) == "deleted README.md"
+    assert await chat.ask("edit_file", path="passwd", delete=True) == "deleted passwd"
+    assert await chat.ask("edit_file", path="passwd", new="mine") == "created passwd with 1 lines"
+    assert {path: change.kind for path, change in workspace.changes.items()} == {
+        "new/a.py": "file", "empty.txt": "file", "README.md": "gone", "passwd": "file",
+    }  # fmt: skip
+    assert await chat.ask("edit_file", path="new/a.py", delete=True) == "deleted new/a.py"
+    assert "new/a.py" not in workspace.changes and workspace.kind("new") is None
+    answer = await chat.ask("shell", command="cat README.md; cat passwd empty.txt; ls new; tail -1 /etc/passwd >&2")
+    assert "cat: README.md: No such file" in answer and "minefilled" in answer and "cannot access 'new'" in answer
 
 
-def test_crlf_line_ends_are_kept(talk):
-    async def check(chat):
-        await chat.ask("edit_file", path="docs/windows.txt", old="one\ntwo", new="1\n2\n2.5")
-        assert chat.workspace.files["docs/windows.txt"] == b"1\r\n2\r\n2.5\r\nthree\r\n"
-        answer = await chat.ask(
-            "apply_patch", patch="--- docs/windows.txt\n+++ docs/windows.txt\n@@ -3,2 +3,2 @@\n 2.5\n-three\n+3\n"
-        )
-        assert answer == "edited docs/windows.txt"
-        assert chat.workspace.files["docs/windows.txt"] == b"1\r\n2\r\n2.5\r\n3\r\n"
-
-    talk(check)
+async def test_crlf_line_ends_are_kept(chat):
+    await chat.ask("edit_file", path="docs/windows.txt", old="one\ntwo", new="1\n2\n2.5")
+    assert chat.workspace.files["docs/windows.txt"] == b"1\r\n2\r\n2.5\r\nthree\r\n"
+    answer = await chat.ask(
+        "apply_patch", patch="--- docs/windows.txt\n+++ docs/windows.txt\n@@ -3,2 +3,2 @@\n 2.5\n-three\n+3\n"
+    )
+    assert answer == "edited docs/windows.txt"
+    assert chat.workspace.files["docs/windows.txt"] == b"1\r\n2\r\n2.5\r\n3\r\n"
 
 
-def test_executable_files_stay_executable(talk):
-    async def check(chat):
-        await chat.ask("edit_file", path="tool.sh", old="echo tool", new="echo changed")
-        assert chat.workspace.changes["tool.sh"].mode & 0o100
-        assert await chat.ask("shell", command="./tool.sh") == "changed\n[exit 0]"
-
-    talk(check)
+async def test_executable_files_stay_executable(chat):
+    await chat.ask("edit_file", path="tool.sh", old="echo tool", new="echo changed")
+    assert chat.workspace.changes["tool.sh"].mode & 0o100
+    assert await chat.ask("shell", command="./tool.sh") == "changed\n[exit 0]"
 
 
 PATCH = """\
@@ -139,16 +122,13 @@ PATCH = """\
 *** End Patch"""
 
 
-def test_a_patch_over_several_files(talk):
-    async def check(chat):
-        answer = await chat.ask("apply_patch", patch=PATCH)
-        assert answer == "edited README.md\ncreated new/b.py\ndeleted empty.txt\nmoved tool.sh to bin/tool"
-        files = chat.workspace.files
-        assert files["README.md"].startswith(b"# Rates and more\n\n") and files["new/b.py"] == b"B = 1\n"
-        assert "empty.txt" not in files and "tool.sh" not in files
-        assert await chat.ask("shell", command="bin/tool; ls empty.txt tool.sh 2>/dev/null") == "moved\n[exit 2]"
-
-    talk(check)
+async def test_a_patch_over_several_files(chat):
+    answer = await chat.ask("apply_patch", patch=PATCH)
+    assert answer == "edited README.md\ncreated new/b.py\ndeleted empty.txt\nmoved tool.sh to bin/tool"
+    files = chat.workspace.files
+    assert files["README.md"].startswith(b"# Rates and more\n\n") and files["new/b.py"] == b"B = 1\n"
+    assert "empty.txt" not in files and "tool.sh" not in files
+    assert await chat.ask("shell", command="bin/tool; ls empty.txt tool.sh 2>/dev/null") == "moved\n[exit 2]"
 
 
 @pytest.mark.parametrize(
@@ -174,23 +154,17 @@ def test_a_patch_over_several_files(talk):
         ("nonsense", "this is no patch"),
     ],
 )
-def test_a_patch_that_does_not_fit_changes_nothing(talk, patch, expected):
-    async def check(chat):
-        answer = await chat.ask("apply_patch", patch=patch)
-        assert answer.startswith("ERROR ") and expected in answer
-        assert chat.workspace.changes == {}
-
-    talk(check)
+async def test_a_patch_that_does_not_fit_changes_nothing(chat, patch, expected):
+    answer = await chat.ask("apply_patch", patch=patch)
+    assert answer.startswith("ERROR ") and expected in answer
+    assert chat.workspace.changes == {}
 
 
-def test_a_patch_may_change_a_file_twice(talk):
-    async def check(chat):
-        add = "--- /dev/null\n+++ b/n.txt\n@@ -0,0 +1,2 @@\n+one\n+two\n"
-        edit = "--- a/n.txt\n+++ b/n.txt\n@@ -1,2 +1,2 @@\n one\n-two\n+2\n"
-        move = "diff --git a/n.txt b/m.txt\nrename from n.txt\nrename to m.txt\n"
-        assert await chat.ask("apply_patch", patch=add + edit + move) == (
-            "created n.txt\nedited n.txt\nmoved n.txt to m.txt"
-        )
-        assert {path: change.data for path, change in chat.workspace.changes.items()} == {"m.txt": b"one\n2\n"}
-
-    talk(check)
+async def test_a_patch_may_change_a_file_twice(chat):
+    add = "--- /dev/null\n+++ b/n.txt\n@@ -0,0 +1,2 @@\n+one\n+two\n"
+    edit = "--- a/n.txt\n+++ b/n.txt\n@@ -1,2 +1,2 @@\n one\n-two\n+2\n"
+    move = "diff --git a/n.txt b/m.txt\nrename from n.txt\nrename to m.txt\n"
+    assert await chat.ask("apply_patch", patch=add + edit + move) == (
+        "created n.txt\nedited n.txt\nmoved n.txt to m.txt"
+    )
+    assert {path: change.data for path, change in chat.workspace.changes.items()} == {"m.txt": b"one\n2\n"}

@@ -10,6 +10,7 @@ import pytest
 
 from composer_jax.agent.tools import grep
 from composer_jax.tasks.result_cache import ResultCache
+from tests.agent.tools.conftest import Conversation
 
 
 def test_matches_show_path_line_and_text(ask):
@@ -53,58 +54,46 @@ def test_mistakes(ask):
     assert ask("grep", pattern="root:x") == "no match", "links are not followed"
 
 
-def test_changed_files_are_searched_and_results_are_cached(talk):
+async def test_changed_files_are_searched_and_results_are_cached(repository, roomy_pool):
     cache = ResultCache()
-
-    async def check(chat):
+    for _ in range(2):
+        chat = Conversation(repository, roomy_pool, cache)
         assert await chat.ask("grep", pattern="NEEDLE") == "no match"
         await chat.ask("edit_file", path="n.txt", new="a NEEDLE\n")
         assert (await chat.ask("grep", pattern="NEEDLE")).startswith("n.txt:1:a NEEDLE\n")
-
-    talk(check, cache=cache)
-    talk(check, cache=cache)
+        await chat.workspace.close()
     assert (cache.runs, cache.hits) == (2, 2)
 
 
-def test_many_and_long_lines_are_truncated(talk):
-    async def check(chat):
-        chat.workspace.write("many.txt", b"needle\n" * 500)
-        chat.workspace.write("wide.txt", b"needle" + b"x" * 5000)
-        answer = (await chat.ask("grep", pattern="needle")).split("\n")
-        assert len(answer) == 101 and answer[-1] == "[501 lines match in 2 files; shown are the first 100]"
-        answer = await chat.ask("grep", pattern="needle", path="wide.txt")
-        assert answer.startswith("wide.txt:1:needlexxx") and "[4706 characters more]" in answer and len(answer) < 500
-
-    talk(check)
+async def test_many_and_long_lines_are_truncated(chat):
+    chat.workspace.write("many.txt", b"needle\n" * 500)
+    chat.workspace.write("wide.txt", b"needle" + b"x" * 5000)
+    answer = (await chat.ask("grep", pattern="needle")).split("\n")
+    assert len(answer) == 101 and answer[-1] == "[501 lines match in 2 files; shown are the first 100]"
+    answer = await chat.ask("grep", pattern="needle", path="wide.txt")
+    assert answer.startswith("wide.txt:1:needlexxx") and "[4706 characters more]" in answer and len(answer) < 500
 
 
-def test_a_catastrophic_pattern_is_stopped(talk, monkeypatch):
+async def test_a_catastrophic_pattern_is_stopped(chat, monkeypatch):
     monkeypatch.setattr(grep, "TIMEOUT_S", 1.0)
-
-    async def check(chat):
-        chat.workspace.write("evil.txt", b"a" * 60 + b"!\n")
-        # ripgrep is never slow, and leaves what looks ahead to Python.
-        answer = await chat.ask("grep", pattern="(?=a)(a|a)+$", path="evil.txt")
-        assert answer == "ERROR the search was stopped after 1 s; use a simpler pattern, or search in fewer files"
-        assert "evil.txt:1" in await chat.ask("grep", pattern="a!", path="evil.txt")
-
-    talk(check)
+    chat.workspace.write("evil.txt", b"a" * 60 + b"!\n")
+    # ripgrep is never slow, and leaves what looks ahead to Python.
+    answer = await chat.ask("grep", pattern="(?=a)(a|a)+$", path="evil.txt")
+    assert answer == "ERROR the search was stopped after 1 s; use a simpler pattern, or search in fewer files"
+    assert "evil.txt:1" in await chat.ask("grep", pattern="a!", path="evil.txt")
 
 
 SHADOWS = ("json", "re", "os", "stat", "sys", "shutil", "subprocess", "fnmatch", "sitecustomize", "encodings", "codecs")
 
 
-def test_modules_of_the_workspace_are_not_imported(talk):
-    async def check(chat):
-        for name in SHADOWS:
-            chat.workspace.write(f"{name}.py", b"raise SystemExit('fooled NEEDLE')\n")
-        chat.workspace.write("rg", b"#!/bin/sh\necho fooled NEEDLE\n", 0o755)
-        answer = await chat.ask("grep", pattern="fooled N[E]+DLE", glob="*.py")
-        assert answer.endswith(f"[{len(SHADOWS)} lines match in {len(SHADOWS)} files]")
-        assert (await chat.ask("shell", command="export PATH=/workspace:$PATH")).endswith("[exit 0]")
-        assert await chat.ask("grep", pattern="fooled N[E]+DLE", glob="*.py") == answer
-
-    talk(check)
+async def test_modules_of_the_workspace_are_not_imported(chat):
+    for name in SHADOWS:
+        chat.workspace.write(f"{name}.py", b"raise SystemExit('fooled NEEDLE')\n")
+    chat.workspace.write("rg", b"#!/bin/sh\necho fooled NEEDLE\n", 0o755)
+    answer = await chat.ask("grep", pattern="fooled N[E]+DLE", glob="*.py")
+    assert answer.endswith(f"[{len(SHADOWS)} lines match in {len(SHADOWS)} files]")
+    assert (await chat.ask("shell", command="export PATH=/workspace:$PATH")).endswith("[exit 0]")
+    assert await chat.ask("grep", pattern="fooled N[E]+DLE", glob="*.py") == answer
 
 
 def searched(folder, programs, **request):
@@ -113,11 +102,15 @@ def searched(folder, programs, **request):
     return subprocess.run(command, cwd=folder, env={"PATH": programs}, capture_output=True, text=True)
 
 
+OPTIONS = ({}, {"ignore_case": True, "context": 2}, {"glob": "*.py"}, {"path": "docs"})
+PATTERNS = ("def ", "^one$", "RATE", "grüße", "(?=def)d", "s\\b", "^$", "\\w+\\(")
+
+
 @pytest.mark.skipif(shutil.which("rg") is None, reason="needs ripgrep")
-@pytest.mark.parametrize("pattern", ["def ", "^one$", "RATE", "grüße", "(?=def)d", "s\\b", "^$", "\\w+\\("])
-@pytest.mark.parametrize("options", [{}, {"ignore_case": True, "context": 2}, {"glob": "*.py"}, {"path": "docs"}])
-def test_ripgrep_finds_the_same(repository, pattern, options):
-    with_rg = searched(repository, os.path.dirname(shutil.which("rg")), pattern=pattern, **options)
-    without = searched(repository, "/nowhere", pattern=pattern, **options)
-    assert with_rg.returncode == without.returncode in (0, 1)
-    assert with_rg.stdout == without.stdout
+@pytest.mark.parametrize(("number", "pattern"), enumerate(PATTERNS))
+def test_ripgrep_finds_the_same(repository, number, pattern):
+    for options in (OPTIONS[number % 4], OPTIONS[(number // 4 + number + 1) % 4]):
+        with_rg = searched(repository, os.path.dirname(shutil.which("rg")), pattern=pattern, **options)
+        without = searched(repository, "/nowhere", pattern=pattern, **options)
+        assert with_rg.returncode == without.returncode in (0, 1)
+        assert with_rg.stdout == without.stdout

@@ -40,7 +40,7 @@ async def channels(handlers, **options):
         await asyncio.gather(*running)
 
 
-def test_calls_overlap_and_each_gets_its_reply():
+async def test_calls_overlap_and_each_gets_its_reply():
     gates = [asyncio.Event() for _ in range(4)]
     order = []
 
@@ -49,33 +49,27 @@ def test_calls_overlap_and_each_gets_its_reply():
         await gates[body["i"]].wait()
         return {"i": body["i"]}, [2 * arrays[0]]
 
-    async def main():
-        async with channels({"wait": wait}) as (near, _):
-            calls = [asyncio.create_task(near.call("wait", {"i": i}, [np.full(3, i)])) for i in range(4)]
-            for i in (2, 0, 3, 1):
-                gates[i].set()
-                header, (array,) = await calls[i]
-                assert header == {"i": i} and array.tolist() == [2 * i] * 3
-        assert order == [0, 1, 2, 3]
-
-    asyncio.run(main())
+    async with channels({"wait": wait}) as (near, _):
+        calls = [asyncio.create_task(near.call("wait", {"i": i}, [np.full(3, i)])) for i in range(4)]
+        for i in (2, 0, 3, 1):
+            gates[i].set()
+            header, (array,) = await calls[i]
+            assert header == {"i": i} and array.tolist() == [2 * i] * 3
+    assert order == [0, 1, 2, 3]
 
 
-def test_errors_of_a_handler_reach_the_caller_only():
+async def test_errors_of_a_handler_reach_the_caller_only():
     async def fail(body, arrays):
         raise UserError("use another") if body["user"] else ZeroDivisionError("oh")
 
-    async def main():
-        async with channels({"fail": fail}) as (near, _):
-            with pytest.raises(UserError, match="^use another$"):
-                await near.call("fail", {"user": True})
-            with pytest.raises(RemoteError, match="^ZeroDivisionError: oh$"):
-                await near.call("fail", {"user": False})
-            with pytest.raises(RemoteError, match="KeyError: 'missing'"):
-                await near.call("missing", {})
-            assert near.reason == ""
-
-    asyncio.run(main())
+    async with channels({"fail": fail}) as (near, _):
+        with pytest.raises(UserError, match="^use another$"):
+            await near.call("fail", {"user": True})
+        with pytest.raises(RemoteError, match="^ZeroDivisionError: oh$"):
+            await near.call("fail", {"user": False})
+        with pytest.raises(RemoteError, match="KeyError: 'missing'"):
+            await near.call("missing", {})
+        assert near.reason == ""
 
 
 def waiting_handler():
@@ -92,49 +86,38 @@ def waiting_handler():
     return wait, began, ended
 
 
-def test_a_call_that_is_left_is_cancelled_at_the_other_end():
+async def test_a_call_that_is_left_is_cancelled_at_the_other_end():
     wait, began, ended = waiting_handler()
-
-    async def main():
-        async with channels({"wait": wait}) as (near, _):
-            call = asyncio.create_task(near.call("wait", {}))
-            await began.wait()
-            call.cancel()
-            await asyncio.wait_for(ended.wait(), 10)
-
-    asyncio.run(main())
+    async with channels({"wait": wait}) as (near, _):
+        call = asyncio.create_task(near.call("wait", {}))
+        await began.wait()
+        call.cancel()
+        await asyncio.wait_for(ended.wait(), 10)
 
 
-def test_a_connection_that_breaks_ends_its_calls_and_handlers():
+async def test_a_connection_that_breaks_ends_its_calls_and_handlers():
     wait, began, ended = waiting_handler()
-
-    async def main():
-        async with channels({"wait": wait}) as (near, far):
-            call = asyncio.create_task(near.call("wait", {}))
-            await began.wait()
-            far.abort("a test broke it")
-            with pytest.raises(ChannelClosed, match="the connection ended"):
-                await call
-            with pytest.raises(ChannelClosed):
-                await near.call("wait", {})
-            await asyncio.wait_for(ended.wait(), 10)
-
-    asyncio.run(main())
+    async with channels({"wait": wait}) as (near, far):
+        call = asyncio.create_task(near.call("wait", {}))
+        await began.wait()
+        far.abort("a test broke it")
+        with pytest.raises(ChannelClosed, match="the connection ended"):
+            await call
+        with pytest.raises(ChannelClosed):
+            await near.call("wait", {})
+        await asyncio.wait_for(ended.wait(), 10)
 
 
-def test_heartbeats_keep_an_idle_channel_and_silence_ends_it():
-    async def main():
-        async with channels({}, silence_s=0.4) as (near, far):
-            await asyncio.sleep(1.0)
-            assert near.reason == far.reason == ""
-        async with connection() as (near, _):  # nobody reads or writes at the other end
-            channel = Channel(*near, {}, silence_s=0.4)
-            running = asyncio.create_task(channel.run())
-            with pytest.raises(ChannelClosed, match="nothing came for 0.4 s"):
-                await channel.call("wait", {}, [np.zeros(10_000_000)])  # more than the buffers of TCP hold
-            assert await asyncio.wait_for(running, 10) == "nothing came for 0.4 s"
-
-    asyncio.run(main())
+async def test_heartbeats_keep_an_idle_channel_and_silence_ends_it():
+    async with channels({}, silence_s=0.4) as (near, far):
+        await asyncio.sleep(1.0)
+        assert near.reason == far.reason == ""
+    async with connection() as (near, _):  # nobody reads or writes at the other end
+        channel = Channel(*near, {}, silence_s=0.4)
+        running = asyncio.create_task(channel.run())
+        with pytest.raises(ChannelClosed, match="nothing came for 0.4 s"):
+            await channel.call("wait", {}, [np.zeros(10_000_000)])  # more than the buffers of TCP hold
+        assert await asyncio.wait_for(running, 10) == "nothing came for 0.4 s"
 
 
 @pytest.mark.parametrize(
@@ -142,13 +125,10 @@ def test_heartbeats_keep_an_idle_channel_and_silence_ends_it():
     [b"\xff" * 100, encode_frame({"neither": "call"}), encode_frame({"call": 1})],
     ids=["no frame", "no kind", "no method"],
 )
-def test_what_is_no_message_ends_the_channel(sent):
-    async def main():
-        async with connection() as (near, (_, writer)):
-            writer.write(sent)
-            assert (await asyncio.wait_for(Channel(*near, {}).run(), 10)).startswith("the other end sent")
-
-    asyncio.run(main())
+async def test_what_is_no_message_ends_the_channel(sent):
+    async with connection() as (near, (_, writer)):
+        writer.write(sent)
+        assert (await asyncio.wait_for(Channel(*near, {}).run(), 10)).startswith("the other end sent")
 
 
 def shake(trainer_token, worker_token):
@@ -187,51 +167,37 @@ def test_a_stranger_gets_nothing_of_the_run(answer):
     assert b"secret" not in asyncio.run(main())
 
 
-def test_a_stranger_that_sends_the_proof_back_is_refused():
+async def test_a_stranger_that_sends_the_proof_back_is_refused():
     """The trainer's proof is made from the same challenges as the worker's, but not for the same role."""
-
-    async def main():
-        async with connection() as (near, far):
-            join = asyncio.create_task(join_trainer(*near, TOKEN, {}))
-            far[1].write(encode_frame({"protocol": handshake.PROTOCOL, "challenge": "c"}))
-            header, _ = await read_frame(far[0])
-            far[1].write(encode_frame({"proof": header["proof"]}))
-            with pytest.raises(HandshakeError, match="does not know the token"):
-                await join
-
-    asyncio.run(main())
+    async with connection() as (near, far):
+        join = asyncio.create_task(join_trainer(*near, TOKEN, {}))
+        far[1].write(encode_frame({"protocol": handshake.PROTOCOL, "challenge": "c"}))
+        header, _ = await read_frame(far[0])
+        far[1].write(encode_frame({"proof": header["proof"]}))
+        with pytest.raises(HandshakeError, match="does not know the token"):
+            await join
 
 
-def test_a_large_frame_of_a_stranger_is_not_read():
-    async def main():
-        async with connection() as ((reader, writer), far):
-            writer.write(encode_frame({"challenge": "c" * 5000}))
-            with pytest.raises(FrameError, match="over 4096"):
-                await accept_worker(*far, TOKEN, {})
-
-    asyncio.run(main())
+async def test_a_large_frame_of_a_stranger_is_not_read():
+    async with connection() as ((reader, writer), far):
+        writer.write(encode_frame({"challenge": "c" * 5000}))
+        with pytest.raises(FrameError, match="over 4096"):
+            await accept_worker(*far, TOKEN, {})
 
 
-def test_a_stranger_that_says_nothing_is_left(monkeypatch):
+async def test_a_stranger_that_says_nothing_is_left(monkeypatch):
     monkeypatch.setattr(handshake, "HANDSHAKE_S", 0.1)
-
-    async def main():
-        async with connection() as (_, far):
-            with pytest.raises(TimeoutError):
-                await accept_worker(*far, TOKEN, {})
-
-    asyncio.run(main())
+    async with connection() as (_, far):
+        with pytest.raises(TimeoutError):
+            await accept_worker(*far, TOKEN, {})
 
 
-def test_a_trainer_of_another_version():
-    async def main():
-        async with connection() as (near, far):
-            far[1].write(encode_frame({"protocol": 0, "challenge": "c"}))
-            versions = f"version 0 and this one {handshake.PROTOCOL}; install the same version"
-            with pytest.raises(HandshakeError, match=versions):
-                await join_trainer(*near, TOKEN, {})
-
-    asyncio.run(main())
+async def test_a_trainer_of_another_version():
+    async with connection() as (near, far):
+        far[1].write(encode_frame({"protocol": 0, "challenge": "c"}))
+        versions = f"version 0 and this one {handshake.PROTOCOL}; install the same version"
+        with pytest.raises(HandshakeError, match=versions):
+            await join_trainer(*near, TOKEN, {})
 
 
 def test_the_file_of_a_token(tmp_path):

@@ -70,206 +70,171 @@ def harness(monkeypatch):
     monkeypatch.setattr(rollout, "run_episode", run_episode)
 
 
-def test_episodes_of_workers_equal_those_of_this_process_token_for_token(tmp_path):
+async def test_episodes_of_workers_equal_those_of_this_process_token_for_token(tmp_path):
     """Real sandboxes and real episodes, half of them with summaries."""
     jobs, setup = specs(12), worker_setup(tmp_path)
-
-    async def main():
-        context = EpisodeContext(CHAT, None, cache=ResultCache())
-        local, remote = SeededPolicy(), SeededPolicy()
-        async with LocalSandboxPool(SandboxLimits(), size=2) as sandboxes, local.serving():
-            here = dataclasses.replace(context, pool=sandboxes)
-            expected = await asyncio.gather(*(play_episode(spec, local, here) for spec in jobs))
-        async with trainer(remote, setup, context) as pool:
-            workers = [start_worker(pool, make_context=WorkerSetup.episode_context) for _ in range(2)]
-            episodes = await asyncio.gather(*play_all(pool, remote, jobs))
-        await asyncio.gather(*workers)
-        assert [e.to_json() for e in episodes] == [e.to_json() for e in expected]
-        assert sorted(local.samples) == sorted(remote.samples)
-        assert {e.summaries > 0 for e in episodes} == {True, False} and {e.reward for e in episodes} == {0.0, 1.0}
-        assert context.cache.runs + context.cache.hits > 0
-
-    asyncio.run(main())
+    context = EpisodeContext(CHAT, None, cache=ResultCache())
+    local, remote = SeededPolicy(), SeededPolicy()
+    async with LocalSandboxPool(SandboxLimits(), size=2) as sandboxes, local.serving():
+        here = dataclasses.replace(context, pool=sandboxes)
+        expected = await asyncio.gather(*(play_episode(spec, local, here) for spec in jobs))
+    async with trainer(remote, setup, context) as pool:
+        workers = [start_worker(pool, make_context=WorkerSetup.episode_context) for _ in range(2)]
+        episodes = await asyncio.gather(*play_all(pool, remote, jobs))
+    await asyncio.gather(*workers)
+    assert [e.to_json() for e in episodes] == [e.to_json() for e in expected]
+    assert sorted(local.samples) == sorted(remote.samples)
+    assert {e.summaries > 0 for e in episodes} == {True, False} and {e.reward for e in episodes} == {0.0, 1.0}
+    assert context.cache.runs + context.cache.hits > 0
 
 
-def test_this_machine_plays_beside_the_workers_and_the_one_with_most_room_is_next(harness):
-    async def main():
-        policy = SeededPolicy(pause_after=0)
-        async with trainer(policy, local_episodes=2) as pool:
-            worker = start_worker(pool, episodes=3)
-            await until(lambda: len(pool.workers) == 2)
-            playing = play_all(pool, policy, specs(7))
-            await until(lambda: policy.open_sessions == 5)
-            assert [w.room for w in pool._workers] == [0, 0]
-            policy.gate.set()
-            episodes = await asyncio.gather(*playing)
-        await worker
-        assert [e.seed for e in episodes] == [spec.seed for spec in specs(7)]
-
-    asyncio.run(main())
+async def test_this_machine_plays_beside_the_workers_and_the_one_with_most_room_is_next(harness):
+    policy = SeededPolicy(pause_after=0)
+    async with trainer(policy, local_episodes=2) as pool:
+        worker = start_worker(pool, episodes=3)
+        await until(lambda: len(pool.workers) == 2)
+        playing = play_all(pool, policy, specs(7))
+        await until(lambda: policy.open_sessions == 5)
+        assert [w.room for w in pool._workers] == [0, 0]
+        policy.gate.set()
+        episodes = await asyncio.gather(*playing)
+    await worker
+    assert [e.seed for e in episodes] == [spec.seed for spec in specs(7)]
 
 
-def test_a_lost_worker_costs_its_episodes_another_attempt_and_nothing_else(harness):
-    async def main():
-        policy = SeededPolicy(pause_after=1)
-        async with trainer(policy) as pool:
-            workers = [start_worker(pool, episodes=4) for _ in range(2)]
-            await until(lambda: len(pool.workers) == 2)
-            playing = play_all(pool, policy, specs(8))
-            await until(lambda: len(policy.samples) == 16)  # each is at its second message
-            workers[0].cancel()
-            await until(lambda: pool.losses == 1)
-            await until(lambda: policy.open_sessions == 4)  # those of the lost worker are closed
-            policy.gate.set()
-            episodes = await asyncio.gather(*playing)
-            assert [e.seed for e in episodes] == [spec.seed for spec in specs(8)]
-            assert all(e.reward == 1.0 for e in episodes)
-            # Four episodes had two attempts with the same seed.
-            assert sorted(policy.seeds.count(spec.seed) for spec in specs(8)) == [1] * 4 + [2] * 4
-        await workers[1]
-
-    asyncio.run(main())
+async def test_a_lost_worker_costs_its_episodes_another_attempt_and_nothing_else(harness):
+    policy = SeededPolicy(pause_after=1)
+    async with trainer(policy) as pool:
+        workers = [start_worker(pool, episodes=4) for _ in range(2)]
+        await until(lambda: len(pool.workers) == 2)
+        playing = play_all(pool, policy, specs(8))
+        await until(lambda: len(policy.samples) == 16)  # each is at its second message
+        workers[0].cancel()
+        await until(lambda: pool.losses == 1)
+        await until(lambda: policy.open_sessions == 4)  # those of the lost worker are closed
+        policy.gate.set()
+        episodes = await asyncio.gather(*playing)
+        assert [e.seed for e in episodes] == [spec.seed for spec in specs(8)]
+        assert all(e.reward == 1.0 for e in episodes)
+        # Four episodes had two attempts with the same seed.
+        assert sorted(policy.seeds.count(spec.seed) for spec in specs(8)) == [1] * 4 + [2] * 4
+    await workers[1]
 
 
-def test_a_lost_worker_gets_none_of_its_episodes_back(harness):
+async def test_a_lost_worker_gets_none_of_its_episodes_back(harness):
     """The others have room at the moment of the loss."""
-
-    async def main():
-        policy = SeededPolicy(pause_after=1)
-        async with trainer(policy) as pool:
-            workers = [start_worker(pool, episodes=8) for _ in range(4)]
-            await until(lambda: len(pool.workers) == 4)
-            playing = play_all(pool, policy, specs(16))
-            await until(lambda: len(policy.samples) == 32)
-            workers[2].cancel()
-            await until(lambda: pool.losses == 1)
-            await until(lambda: policy.open_sessions == 16)
-            policy.gate.set()
-            episodes = await asyncio.gather(*playing)
-            assert [e.detail for e in episodes if e.reward is None] == []
-            assert sorted(policy.seeds.count(spec.seed) for spec in specs(16)) == [1] * 12 + [2] * 4
-        await asyncio.gather(*workers, return_exceptions=True)
-
-    asyncio.run(main())
+    policy = SeededPolicy(pause_after=1)
+    async with trainer(policy) as pool:
+        workers = [start_worker(pool, episodes=8) for _ in range(4)]
+        await until(lambda: len(pool.workers) == 4)
+        playing = play_all(pool, policy, specs(16))
+        await until(lambda: len(policy.samples) == 32)
+        workers[2].cancel()
+        await until(lambda: pool.losses == 1)
+        await until(lambda: policy.open_sessions == 16)
+        policy.gate.set()
+        episodes = await asyncio.gather(*playing)
+        assert [e.detail for e in episodes if e.reward is None] == []
+        assert sorted(policy.seeds.count(spec.seed) for spec in specs(16)) == [1] * 12 + [2] * 4
+    await asyncio.gather(*workers, return_exceptions=True)
 
 
-def test_an_episode_that_loses_every_worker_is_lost_itself(harness):
-    async def main():
-        policy = SeededPolicy(pause_after=0)
-        async with trainer(policy, retries=1) as pool:
-            (playing,) = play_all(pool, policy, [dataclasses.replace(spec, effort="low") for spec in specs(1)])
-            for attempt in (1, 2):
-                worker = start_worker(pool)
-                await until(lambda attempt=attempt: len(policy.samples) == attempt)
-                worker.cancel()
-                await until(lambda attempt=attempt: pool.losses == attempt)
-            lost = await playing
-        assert (lost.outcome, lost.reward, lost.effort) == ("infrastructure", None, "low")
-        assert "2 workers were lost, the last one: " in lost.detail and "the connection ended" in lost.detail
-
-    asyncio.run(main())
-
-
-def test_a_worker_that_joins_later_gets_what_waits(harness):
-    async def main():
-        policy = SeededPolicy(pause_after=0)
-        async with trainer(policy) as pool:
-            playing = play_all(pool, policy, specs(4))
-            workers = [start_worker(pool, episodes=2)]
-            await until(lambda: policy.open_sessions == 2)
-            workers.append(start_worker(pool, episodes=2))
-            await until(lambda: policy.open_sessions == 4)
-            policy.gate.set()
-            await asyncio.gather(*playing)
-        await asyncio.gather(*workers)
-
-    asyncio.run(main())
-
-
-def test_cancelling_an_episode_ends_it_on_its_worker_and_frees_its_place(harness):
-    async def main():
-        policy = SeededPolicy(pause_after=0)
-        async with trainer(policy) as pool:
-            worker = start_worker(pool, episodes=2)
-            playing = play_all(pool, policy, specs(3))
-            await until(lambda: len(policy.samples) == 2)
-            playing[0].cancel()
-            await asyncio.wait([playing[0]])
-            await until(lambda: len(policy.samples) == 3)  # the third has its place
-            assert policy.open_sessions == 2
-            playing[1].cancel()
-            playing[2].cancel()
-            await asyncio.gather(*playing, return_exceptions=True)
-            assert policy.open_sessions == 0 and [w.room for w in pool._workers] == [2]
-            assert pool.losses == 0
-        await worker
-
-    asyncio.run(main())
-
-
-def test_cancelling_an_episode_that_waits_for_a_session_opens_none(harness):
-    async def main():
-        policy = SeededPolicy(pause_after=0, slots=1)
-        async with trainer(policy) as pool:
+async def test_an_episode_that_loses_every_worker_is_lost_itself(harness):
+    policy = SeededPolicy(pause_after=0)
+    async with trainer(policy, retries=1) as pool:
+        (playing,) = play_all(pool, policy, [dataclasses.replace(spec, effort="low") for spec in specs(1)])
+        for attempt in (1, 2):
             worker = start_worker(pool)
-            playing = play_all(pool, policy, specs(2))
-            await until(lambda: len(policy.samples) == 1)
-            playing[1].cancel()
-            await asyncio.wait([playing[1]])
-            policy.gate.set()
-            await playing[0]
-            assert len(policy.seeds) == 1
-        await worker
-
-    asyncio.run(main())
+            await until(lambda attempt=attempt: len(policy.samples) == attempt)
+            worker.cancel()
+            await until(lambda attempt=attempt: pool.losses == attempt)
+        lost = await playing
+    assert (lost.outcome, lost.reward, lost.effort) == ("infrastructure", None, "low")
+    assert "2 workers were lost, the last one: " in lost.detail and "the connection ended" in lost.detail
 
 
-def test_without_a_worker_one_sentence_ends_the_run(harness):
-    async def main():
-        policy = SeededPolicy()
-        async with trainer(policy, patience_s=0.2) as pool:
-            with pytest.raises(UserError, match="No rollout worker was connected for 0.2 s; start one with python -m"):
-                await pool.play(specs(1)[0], policy)
-            worker = start_worker(pool)
-            await until(lambda: pool.workers)
-            assert (await pool.play(specs(1)[0], policy)).reward == 1.0
-        await worker
-
-    asyncio.run(main())
-
-
-def test_an_episode_of_a_suite_does_not_wait_behind_those_of_training(harness):
-    async def main():
-        policy, order = SeededPolicy(pause_after=0), []
-        async with trainer(policy, local_episodes=1) as pool:
-            playing = play_all(pool, policy, specs(3))
-            await until(lambda: policy.open_sessions == 1)
-            playing.append(asyncio.create_task(pool.play(specs(4)[3], policy, ahead=True)))
-            for task, spec in zip(playing, specs(4), strict=True):
-                task.add_done_callback(lambda _, seed=spec.seed: order.append(seed))
-            await asyncio.sleep(0.01)
-            policy.gate.set()
-            await asyncio.gather(*playing)
-        assert order == [specs(4)[i].seed for i in (0, 3, 1, 2)]
-
-    asyncio.run(main())
+async def test_a_worker_that_joins_later_gets_what_waits(harness):
+    policy = SeededPolicy(pause_after=0)
+    async with trainer(policy) as pool:
+        playing = play_all(pool, policy, specs(4))
+        workers = [start_worker(pool, episodes=2)]
+        await until(lambda: policy.open_sessions == 2)
+        workers.append(start_worker(pool, episodes=2))
+        await until(lambda: policy.open_sessions == 4)
+        policy.gate.set()
+        await asyncio.gather(*playing)
+    await asyncio.gather(*workers)
 
 
-def test_a_policy_that_fails_ends_the_run_with_its_own_exception(harness):
-    async def main():
-        policy = SeededPolicy(pause_after=0)
-        async with trainer(policy) as pool:
-            worker = start_worker(pool)
-            playing = play_all(pool, policy, specs(2))
-            await until(lambda: len(policy.samples) == 2)
-            policy.error = ZeroDivisionError("the engine died")
-            policy.gate.set()
-            for task in playing:
-                with pytest.raises(ZeroDivisionError, match="the engine died"):
-                    await task
-        await worker
+async def test_cancelling_an_episode_ends_it_on_its_worker_and_frees_its_place(harness):
+    policy = SeededPolicy(pause_after=0)
+    async with trainer(policy) as pool:
+        worker = start_worker(pool, episodes=2)
+        playing = play_all(pool, policy, specs(3))
+        await until(lambda: len(policy.samples) == 2)
+        playing[0].cancel()
+        await asyncio.wait([playing[0]])
+        await until(lambda: len(policy.samples) == 3)  # the third has its place
+        assert policy.open_sessions == 2
+        playing[1].cancel()
+        playing[2].cancel()
+        await asyncio.gather(*playing, return_exceptions=True)
+        assert policy.open_sessions == 0 and [w.room for w in pool._workers] == [2]
+        assert pool.losses == 0
+    await worker
 
-    asyncio.run(main())
+
+async def test_cancelling_an_episode_that_waits_for_a_session_opens_none(harness):
+    policy = SeededPolicy(pause_after=0, slots=1)
+    async with trainer(policy) as pool:
+        worker = start_worker(pool)
+        playing = play_all(pool, policy, specs(2))
+        await until(lambda: len(policy.samples) == 1)
+        playing[1].cancel()
+        await asyncio.wait([playing[1]])
+        policy.gate.set()
+        await playing[0]
+        assert len(policy.seeds) == 1
+    await worker
+
+
+async def test_without_a_worker_one_sentence_ends_the_run(harness):
+    policy = SeededPolicy()
+    async with trainer(policy, patience_s=0.2) as pool:
+        with pytest.raises(UserError, match="No rollout worker was connected for 0.2 s; start one with python -m"):
+            await pool.play(specs(1)[0], policy)
+        worker = start_worker(pool)
+        await until(lambda: pool.workers)
+        assert (await pool.play(specs(1)[0], policy)).reward == 1.0
+    await worker
+
+
+async def test_an_episode_of_a_suite_does_not_wait_behind_those_of_training(harness):
+    policy, order = SeededPolicy(pause_after=0), []
+    async with trainer(policy, local_episodes=1) as pool:
+        playing = play_all(pool, policy, specs(3))
+        await until(lambda: policy.open_sessions == 1)
+        playing.append(asyncio.create_task(pool.play(specs(4)[3], policy, ahead=True)))
+        for task, spec in zip(playing, specs(4), strict=True):
+            task.add_done_callback(lambda _, seed=spec.seed: order.append(seed))
+        await asyncio.sleep(0.01)
+        policy.gate.set()
+        await asyncio.gather(*playing)
+    assert order == [specs(4)[i].seed for i in (0, 3, 1, 2)]
+
+
+async def test_a_policy_that_fails_ends_the_run_with_its_own_exception(harness):
+    policy = SeededPolicy(pause_after=0)
+    async with trainer(policy) as pool:
+        worker = start_worker(pool)
+        playing = play_all(pool, policy, specs(2))
+        await until(lambda: len(policy.samples) == 2)
+        policy.error = ZeroDivisionError("the engine died")
+        policy.gate.set()
+        for task in playing:
+            with pytest.raises(ZeroDivisionError, match="the engine died"):
+                await task
+    await worker
 
 
 def test_a_task_that_a_worker_cannot_play_ends_the_run_with_its_sentence(monkeypatch):
@@ -292,83 +257,71 @@ def test_a_spec_that_a_worker_cannot_read_ends_the_run(harness, monkeypatch):
         asyncio.run(play_one_on_a_worker())
 
 
-def test_a_machine_that_cannot_build_sandboxes_gets_no_episodes(harness):
+async def test_a_machine_that_cannot_build_sandboxes_gets_no_episodes(harness):
     @contextlib.asynccontextmanager
     async def refuse(setup, sandboxes):
         raise UserError("no sandboxes here")
         yield
 
-    async def main():
-        policy = SeededPolicy()
-        async with trainer(policy) as pool:
-            (playing,) = play_all(pool, policy, specs(1))
-            with pytest.raises(UserError, match="no sandboxes here"):
-                await start_worker(pool, make_context=refuse)
-            worker = start_worker(pool)
-            assert (await playing).reward == 1.0
-        await worker
-
-    asyncio.run(main())
+    policy = SeededPolicy()
+    async with trainer(policy) as pool:
+        (playing,) = play_all(pool, policy, specs(1))
+        with pytest.raises(UserError, match="no sandboxes here"):
+            await start_worker(pool, make_context=refuse)
+        worker = start_worker(pool)
+        assert (await playing).reward == 1.0
+    await worker
 
 
-def test_a_worker_connects_again_when_its_trainer_comes_back(harness):
-    async def main():
-        policy = SeededPolicy(pause_after=0)
-        async with trainer(policy) as pool:
-            port, worker = pool.port, start_worker(pool)
-            playing = play_all(pool, policy, specs(1))
-            await until(lambda: policy.samples)
-            for channel in pool._connections.values():
-                channel.abort("a test broke it")
-            await until(lambda: pool.losses == 1 and pool.workers)
-            policy.gate.set()
-            assert (await playing[0]).reward == 1.0
-            assert port == pool.port
-        await worker
-
-    asyncio.run(main())
+async def test_a_worker_connects_again_when_its_trainer_comes_back(harness):
+    policy = SeededPolicy(pause_after=0)
+    async with trainer(policy) as pool:
+        port, worker = pool.port, start_worker(pool)
+        playing = play_all(pool, policy, specs(1))
+        await until(lambda: policy.samples)
+        for channel in pool._connections.values():
+            channel.abort("a test broke it")
+        await until(lambda: pool.losses == 1 and pool.workers)
+        policy.gate.set()
+        assert (await playing[0]).reward == 1.0
+        assert port == pool.port
+    await worker
 
 
 def thread_of(pool, **options) -> WorkerThread:
     return WorkerThread(WorkerOptions("127.0.0.1", pool.port, TOKEN, episodes=2), **options)
 
 
-def test_a_worker_in_a_thread_plays_and_ends_with_its_block(harness):
-    async def main():
-        policy = SeededPolicy()
-        async with trainer(policy) as pool:
-            with thread_of(pool, make_context=no_sandboxes):
-                assert [e.seed for e in await asyncio.gather(*play_all(pool, policy, specs(4)))] == [
-                    1000,
-                    1001,
-                    1002,
-                    1003,
-                ]
-            await until(lambda: not pool.workers)
-            assert pool.losses == 1
-            thread = thread_of(pool, make_context=no_sandboxes)
-            thread.__enter__()
-            await until(lambda: pool.workers)
-        await asyncio.to_thread(thread.__exit__)
-        assert pool.losses == 1, "the run has ended, and with it the worker"
-
-    asyncio.run(main())
+async def test_a_worker_in_a_thread_plays_and_ends_with_its_block(harness):
+    policy = SeededPolicy()
+    async with trainer(policy) as pool:
+        with thread_of(pool, make_context=no_sandboxes):
+            assert [e.seed for e in await asyncio.gather(*play_all(pool, policy, specs(4)))] == [
+                1000,
+                1001,
+                1002,
+                1003,
+            ]
+        await until(lambda: not pool.workers)
+        assert pool.losses == 1
+        thread = thread_of(pool, make_context=no_sandboxes)
+        thread.__enter__()
+        await until(lambda: pool.workers)
+    await asyncio.to_thread(thread.__exit__)
+    assert pool.losses == 1, "the run has ended, and with it the worker"
 
 
-def test_a_worker_in_a_thread_that_fails_says_so(harness, caplog):
+async def test_a_worker_in_a_thread_that_fails_says_so(harness, caplog):
     @contextlib.asynccontextmanager
     async def refuse(setup, sandboxes):
         raise UserError("no sandboxes here")
         yield
 
-    async def main():
-        policy = SeededPolicy()
-        async with trainer(policy, local_episodes=1) as pool:
-            with thread_of(pool, make_context=refuse):
-                await until(lambda: "plays no more episodes: no sandboxes here" in caplog.text)
-            assert len(await asyncio.gather(*play_all(pool, policy, specs(2)))) == 2
-
-    asyncio.run(main())
+    policy = SeededPolicy()
+    async with trainer(policy, local_episodes=1) as pool:
+        with thread_of(pool, make_context=refuse):
+            await until(lambda: "plays no more episodes: no sandboxes here" in caplog.text)
+        assert len(await asyncio.gather(*play_all(pool, policy, specs(2)))) == 2
 
 
 def test_a_worker_gives_up_without_a_trainer():
@@ -382,18 +335,14 @@ def test_a_worker_gives_up_without_a_trainer():
         asyncio.run(main())
 
 
-def test_all_interfaces_have_one_port(harness):
+async def test_all_interfaces_have_one_port(harness):
     """That of both families of addresses; the order of two sockets would be right by luck every other time."""
-
-    async def main():
-        for _ in range(10):
-            async with trainer(SeededPolicy(), host="") as pool:
-                ports = {listening.getsockname()[1] for listening in pool._server.sockets}
-                assert ports == {pool.port}
-                _, writer = await asyncio.open_connection("127.0.0.1", pool.port)
-                writer.close()
-
-    asyncio.run(main())
+    for _ in range(10):
+        async with trainer(SeededPolicy(), host="") as pool:
+            ports = {listening.getsockname()[1] for listening in pool._server.sockets}
+            assert ports == {pool.port}
+            _, writer = await asyncio.open_connection("127.0.0.1", pool.port)
+            writer.close()
 
 
 def test_an_address_that_cannot_be_listened_on(harness):

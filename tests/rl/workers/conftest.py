@@ -1,0 +1,1 @@
+from tests.coroutine_tests import pytest_pyfunc_call  # noqa: F401  # a hook
