@@ -31,13 +31,7 @@ def test_a_level_is_a_function_of_seed_and_task_and_all_are_drawn_equally_often(
     reordered = EffortConfig(dict(reversed(LEVELS.items())))
     assert drawn == [draw_effort(reordered, 3, f"task-{i}") for i in range(1000)]
     assert draw_effort(EffortConfig(), 3, "task-0") == ""
-
-
-def test_the_system_message_ends_with_the_level():
-    text = "Effort: low. Think for at most 100 tokens before a message."
-    assert EFFORT.system_prompt("low", "") == text
-    assert EFFORT.system_prompt("low", "You are an agent.") == f"You are an agent.\n\n{text}"
-    assert EFFORT.system_prompt("", "You are an agent.") == "You are an agent."
+    assert EFFORT.system_prompt("low", "") == "Effort: low. Think for at most 100 tokens before a message."
 
 
 @pytest.mark.parametrize("level", ["", "low"])
@@ -57,7 +51,7 @@ def test_the_level_scales_the_price_of_length():
     parts = reward_parts([episode(1.0, turns=3, effort=level) for level in ("", *LEVELS)], config)
     costs = {level: part.length_cost for level, part in zip(("", *LEVELS), parts, strict=True)}
     assert costs == pytest.approx({"": 0.3, "high": 0.075, "low": 0.6})
-    with pytest.raises(UserError, match="effort 'max' is not a level of rl.reward.effort.levels, which has high, low"):
+    with pytest.raises(UserError, match="'max' is not a level .* high, low"):
         reward_parts([episode(1.0, effort="max")], config)
 
 

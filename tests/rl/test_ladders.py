@@ -12,7 +12,7 @@ from composer_jax.errors import UserError
 from composer_jax.rl.config import RLConfig
 from composer_jax.rl.curriculum import CurriculumConfig, current_rung, family_results, family_weights, rung_metrics
 from composer_jax.rl.group_source import GroupSource
-from composer_jax.rl.ledger import RolloutLedger
+from composer_jax.rl.ladders import current_rung, rung_metrics
 from composer_jax.tasks.config import TasksConfig
 from composer_jax.tasks.source import TaskSource
 from tests.rl import simulated
@@ -58,40 +58,30 @@ def rungs(*results: dict, **changes) -> list[int]:
 
 # -- the rung --------------------------------------------------------------------------------------------------------
 
-
-def test_it_climbs_when_the_mean_grade_of_a_window_of_steps_reaches_the_threshold():
-    assert rungs(step(one_bug=0.75), step(one_bug=0.85)) == [0, 0, 1]  # the mean is 0.8
-    assert rungs(step(one_bug=0.75), step(one_bug=0.84)) == [0, 0, 0]
-    assert rungs(*[step(one_bug=1.0)] * 4, rung_window=4) == [0, 0, 0, 0, 1]
+UP = [step(one_bug=1.0)] * 2
+TOP = [*UP, *[step(two_bugs=1.0)] * 2]
+EVERY = step(one_bug=1.0, two_bugs=1.0, three_bugs=1.0)
 
 
-def test_the_mean_is_over_groups_and_over_the_last_steps_only():
-    assert rungs(step(one_bug=0.5), step(groups=9, one_bug=0.9)) == [0, 0, 1], "of the steps it would be 0.7"
-    assert rungs(step(one_bug=0.1), step(one_bug=0.8), step(one_bug=0.8)) == [0, 0, 0, 1]
-
-
-def test_a_change_of_rung_forgets_what_was_before():
-    assert rungs(*[step(one_bug=1.0, two_bugs=1.0)] * 4) == [0, 0, 1, 1, 2], (
-        "the first two steps count for one_bug only"
-    )
-
-
-def test_it_falls_below_the_threshold_and_not_below_the_first_rung():
-    up = [step(one_bug=1.0)] * 2
-    assert rungs(*up, step(two_bugs=0.0), step(two_bugs=0.3)) == [0, 0, 1, 1, 0]
-    assert rungs(*up, step(two_bugs=0.1), step(two_bugs=0.3)) == [0, 0, 1, 1, 1], "a mean of 0.2 is not below it"
-    assert rungs(*[step(one_bug=0.0)] * 4, *up) == [0, 0, 0, 0, 0, 0, 1]
-
-
-def test_it_does_not_climb_beyond_the_last_rung():
-    every = step(one_bug=1.0, two_bugs=1.0, three_bugs=1.0)
-    assert rungs(*[every] * 8, step(three_bugs=0.0), step(three_bugs=0.0))[4:] == [2, 2, 2, 2, 2, 2, 1]
-
-
-def test_steps_without_groups_of_the_rung_do_not_count():
-    assert rungs(step(one_bug=1.0), {}, step(bugfix=1.0), step(one_bug=1.0)) == [0, 0, 0, 0, 1]
-    up = [step(one_bug=1.0)] * 2
-    assert rungs(*up, step(one_bug=0.0), step(one_bug=0.0, two_bugs=0.5))[-1] == 1, "an easier rung does not count"
+@pytest.mark.parametrize(
+    ("results", "expected"),
+    [
+        ([step(one_bug=0.75), step(one_bug=0.85)], [0, 0, 1]),  # from a mean of 0.8 on
+        ([step(one_bug=0.75), step(one_bug=0.84)], [0, 0, 0]),
+        ([step(one_bug=0.5), step(groups=9, one_bug=0.9)], [0, 0, 1]),  # of groups: of steps it would be 0.7
+        ([step(one_bug=0.1), step(one_bug=0.8), step(one_bug=0.8)], [0, 0, 0, 1]),  # of the last two steps
+        ([step(one_bug=1.0), {}, step(bugfix=1.0), step(one_bug=1.0)], [0, 0, 0, 0, 1]),  # that have the family
+        ([*UP, step(one_bug=0.0), step(one_bug=0.0, two_bugs=0.5)], [0, 0, 1, 1, 1]),  # an easier rung does not count
+        ([step(one_bug=1.0, two_bugs=1.0)] * 4, [0, 0, 1, 1, 2]),  # a change of rung forgets what was before
+        ([*UP, step(two_bugs=0.0), step(two_bugs=0.3)], [0, 0, 1, 1, 0]),
+        ([*UP, step(two_bugs=0.1), step(two_bugs=0.3)], [0, 0, 1, 1, 1]),  # 0.2 is not below 0.2
+        ([*[step(one_bug=0.0)] * 4, *UP], [0, 0, 0, 0, 0, 0, 1]),  # no rung is below the first
+        ([*[EVERY] * 8, *[step(three_bugs=0.0)] * 2], [0, 0, 1, 1, 2, 2, 2, 2, 2, 2, 1]),  # or above the last
+    ],
+)
+def test_the_mean_grade_of_a_window_of_steps_moves_the_rung(results, expected):
+    assert rungs(*results) == expected
+    assert rungs(*[EVERY] * 5, rung_window=4) == [0, 0, 0, 0, 1, 1]
 
 
 def test_the_column_of_a_ladder_counts_from_one():
@@ -103,33 +93,23 @@ def test_results_that_were_recorded_without_grades_are_refused():
     old = step(one_bug=1.0)
     del old["one_bug"]["grade"]
     assert rungs(step(two_bugs=1.0)) == [0, 0]
-    with pytest.raises(UserError, match="ladders.one_bug needs the grades of step 2, which an earlier version"):
+    with pytest.raises(UserError, match="the grades of step 2"):
         rungs(step(one_bug=1.0), old)
 
 
 # -- the groups ------------------------------------------------------------------------------------------------------
-
-UP = [step(one_bug=1.0)] * 2
-TOP = [*UP, *[step(two_bugs=1.0)] * 2]
 
 
 def families_of(drawn: GroupSource, count: int, results) -> list[str]:
     return [drawn.draw(number, results)[0] for number in range(count)]
 
 
-def test_without_ladders_the_draws_are_those_of_the_groups():
-    plain = RLConfig(groups=GROUPS, group_size=4, batches=((24, 2),))
-    drawn = source(plain)
-    families_of(drawn, 40, TOP)
+def test_a_ladder_changes_the_family_of_its_groups_and_nothing_else():
+    plain = source(RLConfig(groups=GROUPS, group_size=4, batches=((24, 2),)))
+    families = families_of(plain, 40, TOP)
     expected = [place for i in range(10) for place in (("bugfix", i), *(("one_bug", 3 * i + j) for j in range(3)))]
-    assert list(drawn.places.values()) == expected
-
-
-def test_a_ladder_on_its_first_rung_changes_nothing():
-    assert families_of(source(), 400, []) == families_of(source(RLConfig(groups=GROUPS)), 400, [])
-
-
-def test_the_groups_of_the_family_come_from_the_rung_and_others_stay():
+    assert list(plain.places.values()) == expected
+    assert families_of(source(), 40, []) == families, "the first rung changes nothing"
     families = families_of(source(with_curriculum(easier=0.0)), 12, UP)
     assert families == ["bugfix", "two_bugs", "two_bugs", "two_bugs"] * 3
 
@@ -189,14 +169,16 @@ def path_tasks(family: str, count: int) -> TaskSource:
     return tasks
 
 
-def test_a_rung_of_a_path_must_have_the_tasks_of_the_whole_run():
+def test_the_tasks_of_rungs_are_there_for_the_whole_run_and_listed_for_a_resumed_one():
     path_tasks("two_bugs", 30).require(GROUPS, 10, LADDERS)
-    sentence = (
-        "rl.groups.one_bug=3, all of which rl.curriculum.ladders may draw from 'two_bugs', in rl.steps=10 are 30 "
-        "tasks, each used once, but tasks.train holds 29; lower one of the two or add tasks"
-    )
-    with pytest.raises(UserError, match=sentence):
+    with pytest.raises(UserError, match="one_bug=3, .* from 'two_bugs', in rl.steps=10 are 30 .* holds 29"):
         path_tasks("two_bugs", 29).require(GROUPS, 10, LADDERS)
+    with pytest.raises(UserError, match="ladders.one_bug names the task family 'four_bugs'"):
+        TaskSource(0, TASKS).require(GROUPS, 1, {"one_bug": ("four_bugs",)})
+    tasks = path_tasks("two_bugs", 2)
+    assert CONFIG.families == {"bugfix", "one_bug", "two_bugs", "three_bugs"}
+    assert tasks.drawn(CONFIG.families) == {"two_bugs": [task.id for task in tasks.train["two_bugs"]]}
+    assert tasks.drawn(RLConfig(groups=GROUPS).families) == {}
 
 
 def test_a_rung_whose_tasks_are_used_up_is_left_out_of_the_weighted_draws():
@@ -205,22 +187,7 @@ def test_a_rung_whose_tasks_are_used_up_is_left_out_of_the_weighted_draws():
     assert counts == {"two_bugs": 5, "bugfix": 55}
 
 
-def test_the_tasks_of_a_rung_are_in_the_list_that_a_resumed_run_must_find():
-    tasks = path_tasks("two_bugs", 2)
-    assert CONFIG.families == {"bugfix", "one_bug", "two_bugs", "three_bugs"}
-    assert tasks.drawn(CONFIG.families) == {"two_bugs": [task.id for task in tasks.train["two_bugs"]]}
-    assert tasks.drawn(RLConfig(groups=GROUPS).families) == {}
-
-
 # -- what is refused -------------------------------------------------------------------------------------------------
-
-
-def test_a_rung_that_no_family_has_is_refused():
-    ladders = {"one_bug": ("four_bugs",)}
-    with pytest.raises(
-        UserError, match=r"rl.curriculum.ladders.one_bug names the task family 'four_bugs'; tasks.famil"
-    ):
-        TaskSource(0, TASKS).require(GROUPS, 1, ladders)
 
 
 def test_a_ladder_is_switched_off_with_its_family():
@@ -285,23 +252,3 @@ def test_a_killed_run_is_on_the_same_rung_afterwards(grade_families, tmp_path, m
         run_virtually(killed.run(monkeypatch))
         assert killed.batches() == whole.batches()
         assert [killed.rows[number]["rung_one_bug"] for number in range(1, 13)] == columns
-
-
-def test_groups_that_play_ahead_keep_what_they_were_drawn_from(grade_families, tmp_path, monkeypatch):
-    grade_families(bugfix=0.5, one_bug=0.9, two_bugs=0.8, three_bugs=0.1)
-    config = dataclasses.replace(MOVING, steps=20, max_staleness=2)
-    run, rng, before = Simulation(tmp_path, config, drawn_play, learn_s=2.0), random.Random(1), []
-    for _ in range(6):
-        run_virtually(run.run(monkeypatch, kill_at=rng.uniform(10, 60)))
-        assert run.batches()[: len(before)] == before
-        before = run.batches()
-    run_virtually(run.run(monkeypatch))
-    with RolloutLedger(tmp_path) as ledger:
-        batches, places = ledger.batches, ledger.places
-    assert batches[: len(before)] == before and len(batches) == 20
-    assert any(family == "two_bugs" for family, _ in places.values())
-    replayed = source(config)
-    replayed.restore(places)
-    for batch in batches:
-        assert tuple(replayed.task(number).id for number in batch.groups) == batch.tasks
-    assert len({task for batch in batches for task in batch.tasks}) == 80

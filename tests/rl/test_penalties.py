@@ -44,25 +44,15 @@ def test_every_behaviour_has_its_measure_and_its_price():
     assert parts.penalties == pytest.approx({name: prices[name] * WANT[name] for name in WANT})
     assert parts.reward == pytest.approx(1 - sum(prices[name] * WANT[name] for name in WANT))
     assert set(WANT) == set(BEHAVIORS)
+    assert parts_of(episode(0.0, usage=BAD), **prices).penalties == parts.penalties, "failed episodes pay as well"
 
 
-@pytest.mark.parametrize("behavior", BEHAVIORS)
-@pytest.mark.parametrize("grade", [1.0, 0.0])
-def test_a_price_is_paid_by_solved_and_failed_episodes(behavior, grade):
-    parts = parts_of(episode(grade, usage=BAD), **{behavior: 0.5})
-    assert parts.reward == pytest.approx(grade - 0.5 * WANT[behavior]) and parts.penalty > 0
-    assert set(parts.penalties) == {behavior}
-
-
-def test_behaviour_costs_nothing_by_default_and_nothing_done_is_not_a_behaviour():
+def test_what_is_free():
     (parts,) = reward_parts([episode(1.0, usage=BAD)], RewardConfig())
-    assert parts.reward == 1.0
-    assert set(behaviors(episode(1.0), {}).values()) == {0.0}
-
-
-def test_comments_below_the_limit_and_questions_beside_an_edit_are_free():
-    usage = EpisodeUsage(added_lines=10, comment_lines=5, asked_question=True, changed_files=1)
-    assert set(behaviors(episode(1.0, usage=usage), {}).values()) == {0.0}
+    assert parts.reward == 1.0, "nothing has a price by default"
+    comments_and_edit = EpisodeUsage(added_lines=10, comment_lines=5, asked_question=True, changed_files=1)
+    for usage in (EpisodeUsage(), comments_and_edit):
+        assert set(behaviors(episode(1.0, usage=usage), {}).values()) == {0.0}
 
 
 def long_detail(episode):
@@ -91,10 +81,10 @@ def test_a_behaviour_of_a_users_own_is_measured_logged_and_priced_like_ours():
 
 def test_a_behaviour_out_of_range_or_without_its_module_is_named():
     config = RewardConfig(behaviors={"own": "tests.rl.test_penalties:out_of_range"}, penalties={"own": 0.1})
-    with pytest.raises(UserError, match=r"rl.reward.behaviors.own .* returned 2.0; a behaviour is from 0 to 1"):
+    with pytest.raises(UserError, match="own .* returned 2.0"):
         reward_parts([episode(1.0)], config)
     config = dataclasses.replace(CONFIG, reward=RewardConfig(behaviors={"own": "no_module:f"}))
-    with pytest.raises(UserError, match="config.rl.reward.behaviors.own='no_module:f' cannot be imported"):
+    with pytest.raises(UserError, match="'no_module:f' cannot"):
         update(config)
 
 

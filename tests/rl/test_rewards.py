@@ -54,16 +54,6 @@ def test_length_cost_is_continuous_at_one_and_saturates_above():
     assert length_cost(1e12, k=2.0, q=1.5) == pytest.approx(1 / (2 * 0.5), rel=1e-4)
 
 
-CONFIG = RewardConfig(weight=0.1, summary_token=0.5, turn=0.25, k=1.0, q=0.0)
-
-
-def test_a_solved_episode_pays_for_its_summaries_and_turns():
-    """Two summaries of two tokens and three turns."""
-    solved = episode(1.0, conversation(0, turns=1, summaries=2), turns=3, summaries=2)
-    assert solved.summary_tokens == 4
-    assert parts_of(solved, CONFIG).reward == pytest.approx(1 - 0.1 * (0.5 * 4 + 0.25 * 3))
-
-
 USAGE = EpisodeUsage(
     thinking_tokens=100, call_tokens=30, output_tokens=500, final_tokens=20, calls={"read": 3}, malformed_calls=1
 )
@@ -97,16 +87,11 @@ def test_lengths_add_up_before_the_cost_bends():
     assert parts_of(solved, config).length_cost == pytest.approx(0.02 * 2 * (math.sqrt(1 + x) - 1))
 
 
-def test_a_failed_episode_pays_nothing():
+def test_what_costs_nothing():
+    config = RewardConfig(weight=0.1, summary_token=0.5, turn=0.25, k=1.0, q=0.0)
     failed = episode(0.0, conversation(0, turns=1, summaries=2), turns=3, summaries=2)
-    assert parts_of(failed, CONFIG).reward == 0
-
-
-def test_without_a_weight_the_grade_is_the_reward():
-    assert parts_of(episode(1.0, turns=100), RewardConfig()).reward == 1.0
-
-
-def test_an_episode_that_was_never_graded_has_no_reward():
+    assert parts_of(failed, config).reward == 0
+    assert parts_of(episode(1.0, turns=100), RewardConfig()).reward == 1.0, "there is no weight by default"
     with pytest.raises(ValueError, match="never graded"):
         reward_parts([episode(1.0), episode(None)], RewardConfig())
 

@@ -107,7 +107,7 @@ PATTERNS = ("def ", "^one$", "RATE", "grüße", "(?=def)d", "s\\b", "^$", "\\w+\
 
 
 @pytest.mark.skipif(shutil.which("rg") is None, reason="needs ripgrep")
-@pytest.mark.parametrize(("number", "pattern"), enumerate(PATTERNS))
+@pytest.mark.parametrize(("number", "pattern"), list(enumerate(PATTERNS)))
 def test_ripgrep_finds_the_same(repository, number, pattern):
     for options in (OPTIONS[number % 4], OPTIONS[(number // 4 + number + 1) % 4]):
         with_rg = searched(repository, os.path.dirname(shutil.which("rg")), pattern=pattern, **options)

@@ -142,11 +142,8 @@ def shake(trainer_token, worker_token):
     return asyncio.run(main())
 
 
-def test_both_ends_that_know_the_token_meet():
+def test_both_ends_know_the_token_or_the_worker_is_refused():
     assert shake(TOKEN, TOKEN) == [{"name": "w"}, {"setup": 1}]
-
-
-def test_a_worker_with_another_token_is_refused():
     trainer, worker = shake(TOKEN, TOKEN + "!")
     assert isinstance(trainer, HandshakeError) and "does not know the token" in str(trainer)
     assert isinstance(worker, HandshakeError) and "refuses this worker" in str(worker)

@@ -25,7 +25,7 @@ from composer_jax.rl.workers.remote_policy import common_prefix
 from composer_jax.rl.workers.worker_setup import WorkerSetup
 from composer_jax.sampler.policy import PromptLogprobs, Sample
 from composer_jax.sandbox import SandboxLimits
-from tests.rl.workers.seeded_policy import CHAT, specs, worker_setup
+from tests.rl.workers.seeded_policy import CHAT, worker_setup
 from tests.test_frames import read
 
 
@@ -53,9 +53,10 @@ def test_a_setup_arrives_with_every_field_and_fills_every_field_of_the_context(t
         infrastructure_retries=5,
     )
     assert differing_fields(settings, EpisodeSettings()) == {field.name for field in dataclasses.fields(settings)}
-    setup = worker_setup(tmp_path, settings=settings)
-    received = WorkerSetup.from_json(json.loads(json.dumps(dataclasses.asdict(setup))))
+    setup = worker_setup(tmp_path, settings=settings, sandbox_limits=SandboxLimits(timeout_s=1.5))
+    received = WorkerSetup.from_json(json.loads(json.dumps(setup.to_json())))
     assert received == setup
+    assert received.chat().user(["a prompt", " of a user"]) == CHAT.user(["a prompt", " of a user"])
 
     async def context_of_worker() -> EpisodeContext:
         async with received.episode_context(1) as context:
@@ -94,17 +95,9 @@ def test_every_field_of_a_sample_travels():
     assert len(header) + len(arrays) - len(("has_raw", "has_routing")) == len(dataclasses.fields(Sample))
 
 
-def test_specs_params_and_setup_arrive(tmp_path):
-    for spec in specs(2):
-        assert spec_from_json(json.loads(json.dumps(spec_to_json(spec)))) == spec
+def test_sampling_params_arrive():
     params = SamplingParams(5, 0.5, 0.9, 10, 0.1, (3, 4), ("a",), 2, True, True)
-    assert SamplingParams(**json.loads(json.dumps(dataclasses.asdict(params)))) == params
-    settings, sandbox_limits = EpisodeSettings(EpisodeLimits(3, 4, 5)), SandboxLimits(timeout_s=1.5)
-    setup = worker_setup(tmp_path, settings=settings, sandbox_limits=sandbox_limits)
-    back = WorkerSetup.from_json(json.loads(json.dumps(dataclasses.asdict(setup))))
-    assert back == setup
-    prompt = CHAT.user(["a prompt", " of a user"])
-    assert back.chat().user(["a prompt", " of a user"]) == prompt
+    assert SamplingParams(**json.loads(json.dumps(params_to_json(params)))) == params
 
 
 @pytest.mark.parametrize(
