@@ -47,31 +47,18 @@ def play(tok, chat_format, pool, scripted_session, tmp_path):
 WRITE = ToolCall("shell", {"command": "echo b > b.txt; find . -type f | sort"})
 
 
-@pytest.mark.parametrize("train", [True, False])
-def test_failed_summaries_are_counted_and_need_not_be_trained(play, tok, train):
-    cut = tok.encode("number = 47 and much more than fits")
-    empty = [tok.end]
-    episode, _ = play(
-        READ, cut, READ, empty, READ, "all read", WRITE, FINISH, max_summary_tokens=12, train_failed_summaries=train
-    )
+@pytest.mark.parametrize(("train", "train_failed"), [(True, True), (True, False), (False, True)])
+def test_failed_summaries_are_counted_and_summaries_need_not_be_trained(play, tok, train, train_failed):
+    cut, empty = tok.encode("number = 47 and much more than fits"), [tok.end]
+    options = dict(max_summary_tokens=12, train_summaries=train, train_failed_summaries=train_failed)
+    episode, _ = play(READ, cut, READ, empty, READ, "all read", WRITE, FINISH, **options)
     assert (episode.summaries, episode.failed_summaries) == (3, 2)
     nodes = episode.transcript.nodes_of_kind("summary")
-    assert [node.trained for node in nodes] == [train, train, True]
+    assert [node.trained for node in nodes] == [train and train_failed, train and train_failed, train]
     trained = sum(int(row.trained.sum()) for row in episode.transcript.rows())
-    left_out = 0 if train else sum(len(node.sampled_tokens) for node in nodes[:2])
+    left_out = sum(len(node.sampled_tokens) for node in nodes if not node.trained)
     assert trained == episode.transcript.total_sampled - left_out
     assert all(node.trained for node in episode.transcript.nodes_of_kind("assistant"))
-
-
-@pytest.mark.parametrize("train_failed", [True, False])
-def test_summaries_may_be_left_out_of_the_loss_and_nothing_else_is(play, tok, train_failed):
-    episode, _ = play(
-        READ, "number = 47", READ, [tok.end], WRITE, FINISH, train_summaries=False, train_failed_summaries=train_failed
-    )
-    summaries = episode.transcript.nodes_of_kind("summary")
-    assert [node.trained for node in summaries] == [False, False]
-    trained = sum(int(row.trained.sum()) for row in episode.transcript.rows())
-    assert trained == episode.transcript.total_sampled - episode.summary_tokens
 
 
 @pytest.mark.parametrize(

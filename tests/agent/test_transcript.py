@@ -74,21 +74,6 @@ def test_json_is_exact(steps):
             assert a.tobytes() == b.tobytes(), "bit by bit"
 
 
-def test_a_shared_sampled_node_is_trained_in_its_first_row():
-    transcript = Transcript()
-    transcript.append("prompt", [1])
-    shared = transcript.append("assistant", [], [2, 3], [-1, -2], [0, 0])
-    transcript.append("tool", [4])
-    transcript.append("assistant", [], [5], [-3], [0])
-    transcript.branch(shared)
-    transcript.append("assistant", [], [6], [-4], [0])
-    first, second = transcript.rows()
-    assert first.trained.tolist() == [False, True, True, False, True]
-    assert second.trained.tolist() == [False, False, False, True]
-    assert second.tokens.tolist() == [1, 2, 3, 6]
-    assert second.logprobs.tolist() == [0, 0, 0, -4]
-
-
 def test_an_observation_at_the_end_of_a_branch_is_in_no_row():
     transcript = Transcript()
     transcript.append("prompt", [1, 2])
@@ -139,32 +124,36 @@ def test_an_untrained_node_is_context_and_never_trained():
         assert row.trained.tolist() == [False] * 5 + [True]
         assert row.logprobs.tolist() == [0] * 5 + [-3]
         assert same.total_sampled == 5
-
-
-def test_malformed_nodes_are_refused():
-    transcript = Transcript()
-    with pytest.raises(TranscriptError, match="'chat' is not a kind of node"):
-        transcript.append("chat", [1])
-    with pytest.raises(TranscriptError, match="2 sampled tokens come with 1 logprobs and 2 versions"):
-        transcript.append("assistant", [], [1, 2], [-1.0], [0, 0])
-    other = Transcript()
-    foreign = other.append("prompt", [1])
-    with pytest.raises(TranscriptError, match="not in this transcript"):
-        transcript.branch(foreign)
-    broken = {
-        "nodes": [{"parent": 0, "kind": "prompt", "tokens": [1], "logprobs": [], "versions": []}],
-        "tip": 0,
-    }
-    with pytest.raises(TranscriptError, match="node 0 has parent 0"):
-        Transcript.from_json(broken)
-
-
-def test_a_node_can_be_untrained_after_it_was_sampled():
-    transcript = grown([("prompt", [1], [], None), ("assistant", [2], [(3, -0.5, 0)], None)])
-    assert transcript.rows()[0].trained.tolist() == [False, False, True]
-    node = transcript.nodes[1]
+    node = transcript.nodes[2]
     transcript.untrain(node)
-    assert transcript.rows() == [] and transcript.tokens == [1, 2, 3]
+    assert transcript.rows() == [] and len(transcript.tokens) == 2
     assert Transcript.from_json(transcript.to_json()) == transcript
-    with pytest.raises(TranscriptError, match="node 1 is not in this transcript"):
+    with pytest.raises(TranscriptError, match="node 2"):
         transcript.untrain(node)
+
+
+def zeros(*shape):
+    return {"routes": np.zeros(shape, np.int16)}
+
+
+ROOTLESS = {"parent": 0, "kind": "prompt", "tokens": [1], "logprobs": [], "versions": []}
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        lambda transcript: transcript.append("chat", [1]),
+        lambda transcript: transcript.append("assistant", [], [1, 2], [-1.0], [0, 0]),
+        lambda transcript: transcript.branch(Transcript().append("prompt", [1])),
+        lambda transcript: Transcript.from_json({"nodes": [ROOTLESS], "tip": 0}),
+        lambda transcript: transcript.append("assistant", [1], [10], [0.0], [0], **zeros(3, 2, 3)),
+        lambda transcript: transcript.append("assistant", [1], [10], [0.0], [0], **zeros(5, 2, 3)),
+        lambda transcript: transcript.append("assistant", [1], [10], [0.0], [0], **zeros(4, 1, 3)),
+    ],
+    ids=["kind", "logprobs", "foreign branch", "parent", "too few routes", "too many routes", "another network"],
+)
+def test_malformed_nodes_are_refused(refused):
+    transcript = Transcript()
+    transcript.append("prompt", [5, 6], [7], [0.0], [0], **zeros(2, 2, 3))
+    with pytest.raises(TranscriptError):
+        refused(transcript)

@@ -3,11 +3,10 @@
 import json
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_jax.agent.transcript import Transcript, TranscriptError
+from composer_jax.agent.transcript import Transcript
 
 L, K = 2, 3
 TURN = st.tuples(
@@ -81,17 +80,6 @@ def test_json_keeps_routes_bit_for_bit(turns):
     assert changed != transcript
 
 
-def test_the_last_sampled_token_gets_its_routes_from_the_next_turn():
-    transcript = Transcript()
-    transcript.append("prompt", [5, 6])
-    first = say(transcript, [1], [10, 11])
-    assert transcript._routes[first.id].shape == (2, L, K)  # of [1, 10]
-    (row,) = transcript.rows()
-    assert (row.routes[-1] == -1).all() and len(row.tokens_without_routes()) == 0
-    say(transcript, [1], [12])
-    np.testing.assert_array_equal(transcript._routes[first.id], engine_routes([5, 6, 1, 10, 11])[2:])
-
-
 def test_a_token_keeps_the_routes_of_the_call_that_sampled_after_it():
     transcript = Transcript()
     prompt = transcript.append("prompt", [5, 6])
@@ -125,21 +113,4 @@ def test_a_sample_without_routes_leaves_a_gap_that_later_routes_fill():
     transcript.append("tool", [2])
     say(transcript, [1], [14, 15], routed=False)
     assert transcript.rows()[0].tokens_without_routes().tolist() == [7, 8, 9, 10]
-    assert len(transcript._routes[node.id]) == 2
-
-
-@pytest.mark.parametrize("shift", [-1, 1])
-def test_routes_of_another_number_of_tokens_are_refused(shift):
-    transcript = Transcript()
-    transcript.append("prompt", [5, 6])
-    routes = engine_routes(range(3 + shift))
-    with pytest.raises(TranscriptError, match=rf"\[{3 + shift}, 2, 3\] are not \[n,L,k\] for the 3 tokens"):
-        transcript.append("assistant", [1], [10], [0.0], [0], routes=routes)
-
-
-def test_routes_of_another_network_are_refused():
-    transcript = Transcript()
-    transcript.append("prompt", [5, 6])
-    say(transcript, [1], [10])
-    with pytest.raises(TranscriptError, match=r"\[4, 1, 3\] have another shape than the \[2, 2, 3\]"):
-        transcript.append("assistant", [], [12], [0.0], [0], routes=np.zeros((4, 1, 3), np.int16))
+    assert len(transcript.node_routes(node)) == 2

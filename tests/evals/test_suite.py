@@ -35,13 +35,21 @@ def test_an_attempt_draws_the_same_numbers_in_every_suite():
     assert {spec.seed for spec in suite(seed=1).specs()}.isdisjoint(seeds.values())
 
 
-def test_a_suite_whose_episodes_are_all_lost_ends_with_a_sentence():
+def test_a_suite_plays_all_its_specs_or_ends_with_a_sentence():
+    async def play(spec, policy):
+        return episode(spec.seed % 2, task_id=spec.task.id, seed=spec.seed)
+
     async def lose(spec, policy):
         return lost_episode(spec, "the disk is full")
 
-    context = EpisodeContext(None, None)
-    with pytest.raises(UserError, match="All 12 episodes were lost, the first one because of: the disk is full"):
-        asyncio.run(run_suite(suite(), SimulatedPolicy(None), context, play_one=lose))
+    def run(play_one):
+        return asyncio.run(run_suite(suite(), SimulatedPolicy(None), EpisodeContext(None, None), play_one=play_one))
+
+    result, episodes = run(play)
+    assert [(e.task_id, e.seed) for e in episodes] == [(spec.task.id, spec.seed) for spec in suite().specs()]
+    assert result.pass_at_1 == pytest.approx(sum(e.reward for e in episodes) / 12)
+    with pytest.raises(UserError, match="All 12 episodes were lost, .* the disk is full"):
+        run(lose)
 
 
 def attempts(task: str, rewards) -> list:
@@ -54,6 +62,10 @@ def test_pass_rates_are_over_tasks_and_attempts():
     assert result.pass_at_1 == pytest.approx(5 / 12)
     assert result.pass_at_k == pytest.approx(2 / 3)
     assert (result.attempts, result.episodes, result.infrastructure_failures) == (4, 12, 0)
+    assert result.tokens_per_summary == 0
+    assert summarise(attempts("a", [0.5, 0.9]), 2).pass_at_1 == 0
+    # pass@2 from four attempts of which one solved: 1 - C(3,2)/C(4,2)
+    assert summarise(attempts("a", [1, 0, 0, 0]), 2).pass_at_k == pytest.approx(0.5)
 
 
 def test_failures_have_their_lengths_by_task():
@@ -65,15 +77,6 @@ def test_failures_have_their_lengths_by_task():
     assert failed.keys() == {"a", "c", "d"}
     assert failed["d"] == (short.total_sampled + long.total_sampled) / 2
     assert failed["a"] == episodes[1].transcript.total_sampled
-
-
-def test_half_a_reward_is_not_a_pass():
-    assert summarise(attempts("a", [0.5, 0.9]), 2).pass_at_1 == 0
-
-
-def test_fewer_than_all_attempts_are_estimated_without_bias():
-    """pass@2 from four attempts of which one solved: 1 - C(3,2)/C(4,2)."""
-    assert summarise(attempts("a", [1, 0, 0, 0]), 2).pass_at_k == pytest.approx(0.5)
 
 
 def test_infrastructure_failures_are_counted_and_never_score():
@@ -97,10 +100,6 @@ def test_costs_are_means_over_episodes():
     # Given and sampled: a prompt of 3, per turn 1 + 3 + 3, per summary 1 + 1 + 2 and 2 carried.
     assert result.tokens == pytest.approx(((3 + 3 * 7 + 2 * 6) + (3 + 2 * 7)) / 2)
     assert result.sampled_tokens == pytest.approx(((3 * 3 + 2 * 2) + 2 * 3) / 2)
-
-
-def test_without_summaries_their_length_is_zero_not_an_error():
-    assert summarise(attempts("a", [1, 0]), 2).tokens_per_summary == 0.0
 
 
 def test_compaction_error_is_positive_when_compaction_costs_solutions():

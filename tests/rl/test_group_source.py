@@ -45,33 +45,23 @@ def source(seed: int = 0, **changes) -> GroupSource:
 
 
 def test_a_group_is_a_function_of_its_number_and_the_seed():
-    assert source().specs(7) == source().specs(7)
-    assert source().specs(7) != source(seed=1).specs(7)
-
-
-def test_every_group_has_a_task_of_its_own():
-    groups = [source().specs(number) for number in range(100)]
+    drawn = source()
+    assert drawn.specs(7) == source().specs(7) != source(seed=1).specs(7)
+    groups = [drawn.specs(number) for number in range(100)]
+    families = [group[0].task.family for group in groups]
+    assert families == (["bugfix"] * 2 + ["memory_chain"] * 3) * 20, "in each step"
     ids = [{spec.task.id for spec in group} for group in groups]
     assert all(len(names) == 1 for names in ids) and len(set.union(*ids)) == 100
     assert {spec.task.split for group in groups for spec in group} == {"train"}
     assert all(len(group) == 4 and {spec.group for spec in group} == {n} for n, group in enumerate(groups))
-
-
-def test_every_step_has_the_groups_that_the_config_asks_for():
-    families = [source().task(number).family for number in range(15)]
-    assert families == (["bugfix"] * 2 + ["memory_chain"] * 3) * 3
-
-
-def test_every_episode_draws_its_own_random_numbers():
-    seeds = [spec.seed for number in range(100) for spec in source().specs(number)]
-    assert len(set(seeds)) == len(seeds)
-    assert all(0 <= seed < 2**32 for seed in seeds)
+    seeds = {spec.seed for group in groups for spec in group}
+    assert len(seeds) == 400 and all(0 <= seed < 2**32 for seed in seeds)
 
 
 def test_the_trigger_is_drawn_once_per_group_from_its_range():
-    triggers = []
+    triggers, drawn_groups = [], source()
     for number in range(200):
-        group = source().specs(number)
+        group = drawn_groups.specs(number)
         assert len({spec.compaction for spec in group}) == 1
         if group[0].task.family == "bugfix":
             assert group[0].compaction.trigger is None
@@ -81,6 +71,11 @@ def test_the_trigger_is_drawn_once_per_group_from_its_range():
     drawn = [t for t in triggers if t is not None]
     assert min(drawn) >= 126 and max(drawn) <= 140 and len(set(drawn)) > 10
     assert 0.2 < triggers.count(None) / len(triggers) < 0.4
+    compacted = source(uncompacted_fraction=0.0)
+    specs = [spec for number in range(50) for spec in compacted.specs(number)]
+    assert all(spec.compaction.trigger for spec in specs if spec.task.family == "memory_chain")
+    task = dataclasses.replace(compacted.task(0), family="repository")
+    assert compacted.draw_compaction(task) == Compaction(400), "that of the family"
 
 
 def result(spread, turns=3.0, thinking=0.0):
@@ -122,13 +117,3 @@ def test_results_of_families_are_variances_of_pass_rates():
         "bugfix": {"groups": 2, "spread": 0.25, "turns": 9.0, "thinking": 0.0, "grade": 1.5},
         "memory_chain": {"groups": 1, "spread": 0.0, "turns": 2.0, "thinking": 0.0, "grade": 0.0},
     }
-
-
-def test_without_an_uncompacted_fraction_every_group_of_the_family_is_compacted():
-    specs = [spec for number in range(50) for spec in source(uncompacted_fraction=0.0).specs(number)]
-    assert all(spec.compaction.trigger for spec in specs if spec.task.family == "memory_chain")
-
-
-def test_a_family_can_have_a_compaction_of_its_own():
-    task = dataclasses.replace(source().task(0), family="repository")
-    assert source().draw_compaction(task) == Compaction(400)

@@ -55,28 +55,12 @@ def test_an_envelope_turns_one_text_into_the_other(before, after):
     assert apply_hunks(before, patch.hunks) == after
 
 
-PIECES = st.sampled_from(
-    ["*** Begin Patch\n", "*** End Patch", "*** Update File: f\n", "*** Add File: g\n", "*** Move to: h\n", "@@ x\n"]
-    + [
-        "*** End of File\n",
-        "--- a/f\n",
-        "+++ b/f\n",
-        "diff --git a/f b/f\n",
-        "@@ -1,2 +1,2 @@\n",
-        " a\n",
-        "-a\n",
-        "+b\n",
-    ]
-    + [
-        "\\ No newline at end of file\n",
-        "rename from f\n",
-        "new file mode 100755\n",
-        '--- "a/\\303\\2"\n',
-        "\n",
-        "@@\n",
-    ]
-    + ["@@ -0,0 +1,999999999 @@\n", "deleted file mode 1\n", "GIT binary patch\n", "/dev/null", "\0", "\ud800"]
-)
+PIECES = st.sampled_from([
+    "*** Begin Patch\n", "*** End Patch", "*** Update File: f\n", "*** Add File: g\n", "*** Move to: h\n", "@@ x\n",
+    "*** End of File\n", "--- a/f\n", "+++ b/f\n", "diff --git a/f b/f\n", "@@ -1,2 +1,2 @@\n", " a\n", "-a\n", "+b\n",
+    "\\ No newline at end of file\n", "rename from f\n", "new file mode 100755\n", '--- "a/\\303\\2"\n', "\n", "@@\n",
+    "@@ -0,0 +1,999999999 @@\n", "deleted file mode 1\n", "GIT binary patch\n", "/dev/null", "\0", "\ud800",
+])  # fmt: skip
 NEARLY = st.one_of(st.lists(PIECES, max_size=15).map("".join), st.text(max_size=100))
 
 

@@ -122,7 +122,3 @@ def test_a_search_with_changes_scores_as_a_new_index_of_all_files(files, changed
 
     parts = search("rate sky", index_of(files), hidden, index_of(changed))
     assert scores_of(parts) == scores_of(search("rate sky", index_of(now), (), EMPTY))
-
-
-def test_a_query_without_a_word_of_the_files_finds_nothing():
-    assert paths_of("convertion of amonts", FILES) == []

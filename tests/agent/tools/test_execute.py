@@ -20,7 +20,7 @@ from composer_jax.data.chat.messages import MalformedToolCall, ToolCall
 from composer_jax.errors import UserError
 from composer_jax.sandbox import SandboxDied
 from tests.agent.conftest import task_of
-from tests.agent.tools.conftest import TOOLS, make_repository
+from tests.agent.tools.conftest import TOOLS, Conversation, make_repository
 from tests.many import many
 
 KEYWORDS = {
@@ -191,50 +191,25 @@ async def test_an_outage_in_concurrent_calls_is_raised_after_all_have_ended(dyin
     assert len(asyncio.all_tasks()) == 1
 
 
-def test_names_of_any_bytes_are_shown_as_text(tmp_path, pool):
+async def test_names_of_any_bytes_are_shown_as_text(tmp_path, pool):
     name = b"caf\xe9.txt".decode(errors="surrogateescape")
     (tmp_path / name).write_text("needle\n")
-
-    async def go():
-        workspace = Workspace(task_of({}, repository=tmp_path), pool)
-        for call in (ToolCall("glob", {"pattern": "*"}), ToolCall("grep", {"pattern": "needle"})):
-            answer = await execute_call(call, TOOLS, workspace)
-            assert answer.startswith("caf") and answer.encode()
-        await execute_call(ToolCall("shell", {"command": "mv caf* $(printf 'b\\377.txt')"}), TOOLS, workspace)
-        assert len(workspace.changes) == 2
-        await workspace.run(["true"], 5)
-        await workspace.close()
-
-    asyncio.run(go())
+    workspace = Workspace(task_of({}, repository=tmp_path), pool)
+    for call in (ToolCall("glob", {"pattern": "*"}), ToolCall("grep", {"pattern": "needle"})):
+        answer = await execute_call(call, TOOLS, workspace)
+        assert answer.startswith("caf") and answer.encode()
+    await execute_call(ToolCall("shell", {"command": "mv caf* $(printf 'b\\377.txt')"}), TOOLS, workspace)
+    assert len(workspace.changes) == 2
+    await workspace.run(["true"], 5)
+    await workspace.close()
     assert replace_surrogates("a\udce9b") == "a?b"
 
 
-PATHS = st.sampled_from(
-    [
-        "README.md",
-        "src",
-        "src/rates/table.py",
-        "out/passwd",
-        "passwd",
-        "pipe",
-        "../x",
-        "/etc/passwd",
-        "a/../../etc",
-        "new.txt",
-    ]
-    + [
-        "/workspace/README.md",
-        "docs/ünïcödé name.txt",
-        "",
-        ".",
-        "/",
-        "\0",
-        "\ud800",
-        "x" * 5000,
-        "image.bin",
-        ".git/config",
-    ]
-)
+PATHS = st.sampled_from([
+    "README.md", "src", "src/rates/table.py", "out/passwd", "passwd", "pipe", "../x", "/etc/passwd", "a/../../etc",
+    "new.txt", "/workspace/README.md", "docs/ünïcödé name.txt", "", ".", "/", "\0", "\ud800", "x" * 5000, "image.bin",
+    ".git/config",
+])  # fmt: skip
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8) | PATHS,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
@@ -295,7 +270,7 @@ def test_any_calls_that_run_commands_give_observations(repository, roomy_pool, c
     asyncio.run(check_calls(repository, calls, roomy_pool))
 
 
-def test_the_repository_itself_is_never_changed(tmp_path, roomy_pool):
+async def test_the_repository_itself_is_never_changed(tmp_path, roomy_pool):
     make_repository(tmp_path)
 
     def look():
@@ -304,20 +279,12 @@ def test_the_repository_itself_is_never_changed(tmp_path, roomy_pool):
             for path in sorted(tmp_path.rglob("*"))
         }
 
-    async def go():
-        workspace = Workspace(task_of({}, repository=tmp_path), roomy_pool)
-        for name, arguments in (
-            (
-                "shell",
-                {"command": "rm -rf src; echo x > README.md; chmod 777 tool.sh; : > $(readlink passwd)"},
-            ),
-            ("edit_file", {"path": "README.md", "old": "x", "new": "y"}),
-            ("edit_file", {"path": "empty.txt", "delete": True}),
-        ):
-            assert await execute_call(ToolCall(name, arguments), TOOLS, workspace)
-        assert workspace.changes
-        await workspace.close()
-
     before = look()
-    asyncio.run(go())
+    chat = Conversation(tmp_path, roomy_pool)
+    command = "rm -rf src; echo x > README.md; chmod 777 tool.sh; : > $(readlink passwd)"
+    assert await chat.ask("shell", command=command)
+    assert await chat.ask("edit_file", path="README.md", old="x", new="y")
+    assert await chat.ask("edit_file", path="empty.txt", delete=True)
+    assert chat.workspace.changes
+    await chat.workspace.close()
     assert look() == before
