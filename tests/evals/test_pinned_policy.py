@@ -50,5 +50,5 @@ def test_a_token_of_other_weights_is_an_error():
         session = await PinnedPolicy(policy, 3, temperature=1.0).open(7)
         await session.sample([4], SamplingParams(9))
 
-    with pytest.raises(RuntimeError, match="a suite at weight version 3 sampled tokens of version 4"):
+    with pytest.raises(RuntimeError, match="version 3 .* version 4"):
         asyncio.run(main())

@@ -125,7 +125,7 @@ def test_a_history_begins_where_the_file_was_added_last(tmp_path):
     git(folder, "commit", "--quiet", "--all", "--message", "changed")
     (task,) = read_tasks(folder, 1)
     assert (task.first, task.last) == (VERSIONS[3], VERSIONS[0])
-    with pytest.raises(UserError, match="no source file of .* has 2 changes, the most is 1; use fewer"):
+    with pytest.raises(UserError, match="2 changes, the most is 1"):
         list(read_tasks(folder, 2))
 
 
@@ -139,7 +139,7 @@ def test_files_that_make_no_task_are_counted(tmp_path):
     assert skipped == {"wrong encoding": 1, "too long": 1}
     needed = len(encoded[0].prompt) + encoded[0].max_tokens
     assert len(encode_tasks([encoded[0].task], TOKENIZER, 9, needed)[0]) == 1
-    with pytest.raises(UserError, match=rf"no file makes a task that fits into {needed - 1} tokens \(2 too long, 1"):
+    with pytest.raises(UserError, match=rf"{needed - 1} tokens \(2 too long, 1"):
         encode_tasks(read_tasks(folder, 1), TOKENIZER, 9, needed - 1)
     assert len(encode_tasks([encoded[0].task] * 5, TOKENIZER, 3, 500)[0]) == 3
 
@@ -147,7 +147,7 @@ def test_files_that_make_no_task_are_counted(tmp_path):
 @pytest.mark.parametrize("name", ["none", "plain"])
 def test_a_folder_without_git_is_refused(tmp_path, name):
     write_files(tmp_path / "plain", {"a.py": "x\n"})
-    with pytest.raises(UserError, match=f"{name} is not a git repository; name the folder that holds .git"):
+    with pytest.raises(UserError, match=f"{name} is not a git"):
         list(read_tasks(tmp_path / name, 1))
 
 

@@ -101,7 +101,5 @@ def test_groups_of_equal_rewards_cost_no_training_token():
 
 def test_a_row_longer_than_every_shape_is_named():
     rows = weighted_rows([group(1000, [1.0, 0.0], turns=9)], GroupAdvantage())
-    with pytest.raises(
-        UserError, match=r"row of 63 tokens is longer than every training batch \(\(24, 2\), \(48, 3\)\)"
-    ):
+    with pytest.raises(UserError, match="row of 63 tokens"):
         learner_batches(rows, SHAPES)

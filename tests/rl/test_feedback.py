@@ -191,7 +191,7 @@ def test_rows_with_rewards_keep_their_places_beside_rows_that_only_have_hints():
 
 def test_feedback_needs_a_chat_format_and_a_loss_that_knows_it():
     config = dataclasses.replace(new_update(RecordingLearner()).config)
-    with pytest.raises(ValueError, match="weight=0.5 needs the chat format"):
+    with pytest.raises(ValueError, match="chat format"):
         PolicyUpdate(config, RecordingLearner())
 
     class OtherLoss(RecordingLearner):
@@ -200,7 +200,7 @@ def test_feedback_needs_a_chat_format_and_a_loss_that_knows_it():
     update = PolicyUpdate(config, OtherLoss(), CHAT)
     update._teacher.add_states = lambda student, teacher, batches, policy: batches
     state = dataclasses.make_dataclass("State", ["params", "router_bias"])(None, None)
-    with pytest.raises(UserError, match=r"rl.feedback.weight=0.5 needs a loss with a term for it.*rl.loss.name"):
+    with pytest.raises(UserError, match="rl.loss.name"):
         update.step(state, [GROUP], 3, 0)
 
 

@@ -139,7 +139,7 @@ def test_faults_of_every_kind_lose_no_group(simulate, late, steps):
 
 def test_a_run_in_which_everything_is_lost_ends_and_plays_the_groups_again(simulate, tmp_path, monkeypatch):
     simulation = Simulation(tmp_path / "run", CONFIG, lambda seed: Play(fault="lost"))
-    with pytest.raises(UserError, match="All 12 episodes were lost, the first one because of"):
+    with pytest.raises(UserError, match="All 12 episodes"):
         run_virtually(simulation.run(monkeypatch))
     simulation.play_of = steady
     run_virtually(simulation.run(monkeypatch))
@@ -150,10 +150,10 @@ def test_a_failing_policy_ends_the_run(simulate, tmp_path, monkeypatch):
     from tests.rl import simulated
 
     async def fail(self, seed):
-        raise RuntimeError("the engine died")
+        raise ConnectionError("the engine died")
 
     monkeypatch.setattr(simulated.SimulatedPolicy, "open", fail)
-    with pytest.raises(RuntimeError, match="the engine died"):
+    with pytest.raises(ConnectionError):
         simulate(CONFIG, steady)
 
 

@@ -162,7 +162,7 @@ def test_a_policy_that_fails_ends_the_rollout(monkeypatch):
         await session.sample([1], None)
 
     monkeypatch.setattr(rollout, "run_episode", fake)
-    with pytest.raises(ZeroDivisionError, match="the engine died"):
+    with pytest.raises(ZeroDivisionError):
         asyncio.run(roll_out(SPECS, Failing(), CONTEXT))
 
 

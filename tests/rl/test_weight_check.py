@@ -141,8 +141,8 @@ def test_a_bound_below_what_the_dtypes_allow_is_refused_with_the_expected_gap():
     assert expected_gap(RLConfig(), dataclasses.replace(model, cache_dtype="int8"), int8) > 1.5 * expected
     config = config_dict(RunConfig(model))
     config.rl.weight_gap_bound = 0.001
-    with pytest.raises(UserError, match="bound=0.001 nats is below the gap that the dtypes explain, 0.022"):
+    with pytest.raises(UserError, match="bound=0.001 .* 0.022"):
         run_config(config)
     config.rl.update({"weight_gap_bound": 0.03, "weight_check_every": -1})
-    with pytest.raises(UserError, match="rl.weight_check_every=-1 is negative"):
+    with pytest.raises(UserError, match="check_every=-1"):
         run_config(config)

@@ -144,12 +144,12 @@ def test_what_cannot_be_is_named(path, value, words):
 
 
 def test_fields_that_the_attention_kind_does_not_take_are_refused_at_once():
-    with pytest.raises(UserError, match="n_kv_heads=2 is a field of grouped-query attention"):
+    with pytest.raises(UserError, match="n_kv_heads=2"):
         run_config(changed("model.n_kv_heads", 2))
     config = changed("sft.model", {"heads_at_once": 1})
     assert run_config(config).stage_model("sft").heads_at_once == 1
     config["model"] |= {"kv_lora_rank": None, "n_kv_heads": config["model"]["n_heads"]}
-    with pytest.raises(UserError, match="heads_at_once=1 is a field of latent attention"):
+    with pytest.raises(UserError, match="heads_at_once=1"):
         run_config(config)
 
 
@@ -158,7 +158,7 @@ def test_attention_that_cannot_be_clipped_is_refused_at_once(stage):
     config = changed(f"{stage}.optimizer.qk_clip", 100.0)
     assert getattr(run_config(config), stage).optimizer.qk_clip == 100
     config["model"] |= {"kv_lora_rank": None, "n_kv_heads": config["model"]["n_heads"], "qk_norm": True}
-    with pytest.raises(UserError, match=r"optimizer\.qk_clip cannot scale .*qk_norm=True"):
+    with pytest.raises(UserError, match="qk_norm=True"):
         run_config(config)
 
 

@@ -52,12 +52,13 @@ def test_tools_are_selected_by_name_and_by_set():
     ]  # fmt: skip
     assert select_tools(("repository/grep",))["grep"] is not select_tools(("grep",))["grep"]
     assert list(select_tools(("read", "repository/shell"))) == ["read", "shell"]
-    with pytest.raises(UserError, match="the tool 'shell'; the tools are run_tests, grep"):
-        select_tools(("read", "shell"))
-    with pytest.raises(UserError, match="two tools that are called 'grep'"):
-        select_tools(("grep", "repository/grep"))
-    with pytest.raises(UserError, match="asks for the tool 'repository/read'"):
-        select_tools(("repository/read",))
+    for names, words in (
+        (("read", "shell"), "the tool 'shell'; the tools are run_tests, grep"),
+        (("grep", "repository/grep"), "two tools that are called 'grep'"),
+        (("repository/read",), "the tool 'repository/read'"),
+    ):
+        with pytest.raises(UserError, match=words):
+            select_tools(names)
     assert tools.is_finish(ToolCall("finish", {}), TOOLS) and not tools.is_finish(ToolCall("finish", {"x": 1}), TOOLS)
 
 
@@ -89,10 +90,9 @@ def test_a_task_names_a_user_s_tool_by_import_path(tmp_path, monkeypatch):
     calls = [ToolCall("count_files", {"suffix": ".py"}), ToolCall("count_files", {})]
     answers = asyncio.run(execute_calls(calls, selected, Workspace(task, None)))
     assert answers == ["1 files", "ERROR count_files needs suffix"]
-    with pytest.raises(UserError, match="'my_tools:NOT_A_TOOL', which is a int and not a Tool"):
-        select_tools(("my_tools:NOT_A_TOOL",))
-    with pytest.raises(UserError, match="'my_tools:NONE' cannot be imported"):
-        select_tools(("my_tools:NONE",))
+    for name in ("my_tools:NOT_A_TOOL", "my_tools:NONE"):
+        with pytest.raises(UserError, match=name):
+            select_tools((name,))
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ async def test_a_connection_that_breaks_ends_its_calls_and_handlers():
         call = asyncio.create_task(near.call("wait", {}))
         await began.wait()
         far.abort("a test broke it")
-        with pytest.raises(ChannelClosed, match="the connection ended"):
+        with pytest.raises(ChannelClosed):
             await call
         with pytest.raises(ChannelClosed):
             await near.call("wait", {})
@@ -115,7 +115,7 @@ async def test_heartbeats_keep_an_idle_channel_and_silence_ends_it():
     async with connection() as (near, _):  # nobody reads or writes at the other end
         channel = Channel(*near, {}, silence_s=0.4)
         running = asyncio.create_task(channel.run())
-        with pytest.raises(ChannelClosed, match="nothing came for 0.4 s"):
+        with pytest.raises(ChannelClosed):
             await channel.call("wait", {}, [np.zeros(10_000_000)])  # more than the buffers of TCP hold
         assert await asyncio.wait_for(running, 10) == "nothing came for 0.4 s"
 
@@ -171,14 +171,14 @@ async def test_a_stranger_that_sends_the_proof_back_is_refused():
         far[1].write(encode_frame({"protocol": handshake.PROTOCOL, "challenge": "c"}))
         header, _ = await read_frame(far[0])
         far[1].write(encode_frame({"proof": header["proof"]}))
-        with pytest.raises(HandshakeError, match="does not know the token"):
+        with pytest.raises(HandshakeError):
             await join
 
 
 async def test_a_large_frame_of_a_stranger_is_not_read():
     async with connection() as ((reader, writer), far):
         writer.write(encode_frame({"challenge": "c" * 5000}))
-        with pytest.raises(FrameError, match="over 4096"):
+        with pytest.raises(FrameError):
             await accept_worker(*far, TOKEN, {})
 
 
@@ -192,8 +192,7 @@ async def test_a_stranger_that_says_nothing_is_left(monkeypatch):
 async def test_a_trainer_of_another_version():
     async with connection() as (near, far):
         far[1].write(encode_frame({"protocol": 0, "challenge": "c"}))
-        versions = f"version 0 and this one {handshake.PROTOCOL}; install the same version"
-        with pytest.raises(HandshakeError, match=versions):
+        with pytest.raises(HandshakeError, match="version 0"):
             await join_trainer(*near, TOKEN, {})
 
 
@@ -203,9 +202,11 @@ def test_the_file_of_a_token(tmp_path):
     assert len(token) == 64 and token == make_token(path) == read_token(path)
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
     path.write_text("short\n")
-    with pytest.raises(UserError, match="a token of 5 characters; use at least 16"):
-        make_token(path)
-    with pytest.raises(UserError, match="cannot be read .*No such file"):
-        read_token(tmp_path / "missing")
-    with pytest.raises(UserError, match="cannot be written .*No such file"):
-        make_token(tmp_path / "missing" / "token")
+    missing = tmp_path / "missing"
+    for call, word in (
+        (lambda: make_token(path), "5 characters"),
+        (lambda: read_token(missing), "cannot be read"),
+        (lambda: make_token(missing / "token"), "cannot be written"),
+    ):
+        with pytest.raises(UserError, match=word):
+            call()
