@@ -313,12 +313,12 @@ def test_segments_are_limited(play, tok):
     assert len(episode.transcript.branches()) == 3
     assert tok.decode(episode.transcript.nodes_of_kind("carry")[1].tokens.tolist()).startswith("<|user|>Summary 2:\n")
     assert play(READ, compaction=Compaction(trigger=20, max_segments=1))[0].outcome == "out_of_segments"
-
-
-def test_a_summary_that_does_not_fit_ends_the_episode(play, tok):
+    # No summary is asked for that does not fit, or after the last turn.
     episode, _ = play(READ, compaction=Compaction(trigger=20), max_model_len=read_until_full(tok) + 3)
     assert (episode.outcome, episode.summaries) == ("out_of_context", 0)
     assert episode.transcript.rows(), "the tokens sampled before are still trained"
+    episode, _ = play(READ, compaction=Compaction(trigger=20), limits=EpisodeLimits(max_turns=1))
+    assert (episode.outcome, episode.summaries) == ("out_of_turns", 0)
 
 
 def test_a_summary_that_is_too_long_is_cut(play, tok):
@@ -327,11 +327,6 @@ def test_a_summary_that_is_too_long_is_cut(play, tok):
     episode, _ = play(READ, summary, FINISH, compaction=compaction)
     assert episode.summary_tokens == 3
     assert episode.outcome == "finished"
-
-
-def test_no_summary_is_asked_for_when_no_turn_is_left(play, tok):
-    episode, _ = play(READ, compaction=Compaction(trigger=20), limits=EpisodeLimits(max_turns=1))
-    assert (episode.outcome, episode.summaries) == ("out_of_turns", 0)
 
 
 def test_what_looks_like_an_attempt_on_the_grade_is_flagged(play):

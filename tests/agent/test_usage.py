@@ -1,14 +1,11 @@
 """What an episode used."""
 
-import dataclasses
-import json
-
 import pytest
 
 from composer_jax.agent import tools
 from composer_jax.agent.todos import Todo
 from composer_jax.agent.transcript import Transcript
-from composer_jax.agent.usage import EpisodeUsage, asks_question, measure_usage, split_message
+from composer_jax.agent.usage import asks_question, measure_usage, split_message
 from composer_jax.data.chat.messages import ToolCall
 from composer_jax.sandbox import GONE, Change
 from tests.agent.conftest import task_of
@@ -116,9 +113,3 @@ def test_questions(text, is_question):
     chat = format_of("compact")
     usage, _ = usage_of(chat, [chat.render_assistant("Why?", [READ]), chat.render_assistant(text, [])])
     assert usage.asked_question is is_question
-
-
-def test_usage_comes_back_from_json():
-    usage, _ = usage_of(format_of("compact"), [format_of("compact").render_assistant("Why?", [READ])])
-    assert EpisodeUsage(**json.loads(json.dumps(dataclasses.asdict(usage)))) == usage
-    assert {field.name for field in dataclasses.fields(usage)} == dataclasses.asdict(usage).keys()

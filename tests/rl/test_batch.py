@@ -93,12 +93,6 @@ def test_batches_have_the_given_shapes_and_types():
     assert empty_batch(24, 2)["tokens"].shape == (2, 24)
 
 
-def test_groups_of_equal_rewards_cost_no_training_token():
-    groups = [group(1000, [0.1, 0.1, 0.1]), group(2000, [1.0]), group(3000, [0.0, 0.0])]
-    assert weighted_rows(groups, GroupAdvantage()) == []
-    assert learner_batches([], SHAPES) == []
-
-
 def test_a_row_longer_than_every_shape_is_named():
     rows = weighted_rows([group(1000, [1.0, 0.0], turns=9)], GroupAdvantage())
     with pytest.raises(UserError, match="row of 63 tokens"):

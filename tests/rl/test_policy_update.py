@@ -65,22 +65,6 @@ def test_the_first_update_has_every_shape_and_later_ones_only_what_they_need():
         assert [batch["tokens"].shape for batch in policy_update.learner.batches] == shapes
 
 
-def test_a_group_without_a_signal_is_not_used():
-    equal = Group(GROUP.episodes, [0.5, 0.5])
-    policy_update = update()
-    _, result = policy_update.step(STATE, [equal, GROUP, equal], 6, 0)
-    assert result.is_updated and result.metrics["groups_used"] == 1
-    _, result = policy_update.step(STATE, [equal], 2, 0)
-    assert not result.is_updated and result.metrics["groups_used"] == 0
-
-
-def test_a_skipped_step_is_not_an_update():
-    policy_update = update()
-    policy_update.learner.skipped = 1.0
-    _, result = policy_update.step(STATE, [GROUP], 2, 0)
-    assert not result.is_updated and result.metrics["skipped"] == 1
-
-
 class NeverStepped(RecordingLearner):
     def step(self, *_):
         raise AssertionError("a step without useful groups updates nothing")
@@ -89,6 +73,9 @@ class NeverStepped(RecordingLearner):
 def test_groups_of_equal_rewards_change_no_weight():
     state = TrainState({}, {}, {}, 7)
     policy_update = PolicyUpdate(CONFIG, NeverStepped())
+    equal = Group(GROUP.episodes, [0.5, 0.5])
+    _, result = update().step(STATE, [equal, GROUP, equal], 6, 0)
+    assert result.is_updated and result.metrics["groups_used"] == 1
     groups = [Group([episode(0.0)] * 4, [0.0] * 4), Group([episode(1.0)] * 4, [1.0] * 4)]
     after, result = policy_update.step(state, groups, 8, step=0)
     assert after is state and not result.is_updated
@@ -96,13 +83,14 @@ def test_groups_of_equal_rewards_change_no_weight():
     assert result.metrics["grad_norm"] is None
 
 
-def test_an_update_comes_with_the_checksums_of_its_weights():
+def test_an_update_comes_with_the_checksums_of_its_weights_and_a_skipped_step_is_none():
     state, policy_update = types.SimpleNamespace(step=0, params="new"), update()
     assert policy_update.step(state, [GROUP], 3, 0)[1].checksums is None
     policy_update.learner_checksums = lambda params: (f"of {params}",)
     assert policy_update.step(state, [GROUP], 3, 0)[1].checksums == ("of new",)
     policy_update.learner.skipped = 1.0
-    assert policy_update.step(state, [GROUP], 3, 0)[1].checksums is None
+    _, result = policy_update.step(state, [GROUP], 3, 0)
+    assert not result.is_updated and result.metrics["skipped"] == 1 and result.checksums is None
 
 
 @pytest.mark.parametrize("has_experts", [True, False])

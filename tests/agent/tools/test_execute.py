@@ -19,6 +19,7 @@ from composer_jax.agent.workspace import Workspace
 from composer_jax.data.chat.messages import MalformedToolCall, ToolCall
 from composer_jax.errors import UserError
 from composer_jax.sandbox import SandboxDied
+from composer_jax.tasks.retry import ATTEMPTS
 from tests.agent.conftest import task_of
 from tests.agent.tools.conftest import TOOLS, Conversation, make_repository
 from tests.many import many
@@ -184,11 +185,12 @@ def test_consecutive_read_only_calls_run_at_the_same_time():
 
 
 async def test_an_outage_in_concurrent_calls_is_raised_after_all_have_ended(dying_pool, repository):
-    workspace = Workspace(task_of({}, repository=repository), dying_pool(range(99)))
+    pool = dying_pool(range(99))
+    workspace = Workspace(task_of({}, repository=repository), pool)
     calls = [ToolCall("grep", {"pattern": "x"}), ToolCall("read_file", {"path": "README.md"})]
     with pytest.raises(SandboxDied):
         await execute_calls(calls, TOOLS, workspace)
-    assert len(asyncio.all_tasks()) == 1
+    assert len(asyncio.all_tasks()) == 1 and len(pool.sandboxes) == ATTEMPTS
 
 
 async def test_names_of_any_bytes_are_shown_as_text(tmp_path, pool):

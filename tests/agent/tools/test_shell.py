@@ -52,13 +52,6 @@ async def test_a_background_job_reports_the_path_of_its_output(chat):
     assert (await chat.ask("shell", command="cat /tmp/job-1.log")).endswith("[exit 4]\n[exit 0]")
 
 
-async def test_the_log_of_a_job_ends_with_its_exit_status(chat):
-    await chat.ask("shell", command="mkfifo go")
-    await chat.ask("shell", command="read x < go; echo $x 'in' \"job\"; exit 4", background=True)
-    answer = await chat.ask("shell", command="echo word > go; wait; cat /tmp/job-1.log")
-    assert answer == "word in job\n[exit 4]\n[exit 0]"
-
-
 async def test_the_next_call_sees_files_written_by_a_job(chat):
     await chat.ask(
         "shell",

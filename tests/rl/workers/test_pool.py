@@ -29,15 +29,28 @@ async def no_sandboxes(setup, sandboxes):
     yield dataclasses.replace(NO_SANDBOXES, cache=ResultCache())
 
 
+@contextlib.asynccontextmanager
+async def refuse(setup, sandboxes):
+    raise UserError("no sandboxes here")
+    yield
+
+
 def start_worker(pool, episodes=4, make_context=no_sandboxes, **options):
     options = WorkerOptions("127.0.0.1", pool.port, TOKEN, episodes=episodes, **options)
-    return asyncio.create_task(run_worker(options, make_context))
+    pool.started.append(asyncio.create_task(run_worker(options, make_context)))
+    return pool.started[-1]
 
 
 @contextlib.asynccontextmanager
 async def trainer(policy, setup=SETUP, context=NO_SANDBOXES, **options):
-    async with policy.serving(), WorkerPool(PoolOptions(**options), setup, TOKEN, context) as pool:
-        yield pool
+    """The pool of a trainer, at whose end the workers end that start_worker has started."""
+    started = []
+    try:
+        async with policy.serving(), WorkerPool(PoolOptions(**options), setup, TOKEN, context) as pool:
+            pool.started = started
+            yield pool
+    finally:
+        await asyncio.gather(*(worker for worker in started if not worker.done()))
 
 
 def play_all(pool, policy, jobs):
@@ -45,13 +58,10 @@ def play_all(pool, policy, jobs):
 
 
 async def play_one_on_a_worker():
-    policy, workers = SeededPolicy(), []
-    try:
-        async with trainer(policy) as pool:
-            workers.append(start_worker(pool))
-            return await pool.play(specs(1)[0], policy)
-    finally:
-        await asyncio.gather(*workers)
+    policy = SeededPolicy()
+    async with trainer(policy) as pool:
+        start_worker(pool)
+        return await pool.play(specs(1)[0], policy)
 
 
 @pytest.fixture
@@ -79,9 +89,9 @@ async def test_episodes_of_workers_equal_those_of_this_process_token_for_token(t
         here = dataclasses.replace(context, pool=sandboxes)
         expected = await asyncio.gather(*(play_episode(spec, local, here) for spec in jobs))
     async with trainer(remote, setup, context) as pool:
-        workers = [start_worker(pool, make_context=WorkerSetup.episode_context) for _ in range(2)]
+        for _ in range(2):
+            start_worker(pool, make_context=WorkerSetup.episode_context)
         episodes = await asyncio.gather(*play_all(pool, remote, jobs))
-    await asyncio.gather(*workers)
     assert [e.to_json() for e in episodes] == [e.to_json() for e in expected]
     assert sorted(local.samples) == sorted(remote.samples)
     assert {e.summaries > 0 for e in episodes} == {True, False} and {e.reward for e in episodes} == {0.0, 1.0}
@@ -91,14 +101,13 @@ async def test_episodes_of_workers_equal_those_of_this_process_token_for_token(t
 async def test_this_machine_plays_beside_the_workers_and_the_one_with_most_room_is_next(harness):
     policy = SeededPolicy(pause_after=0)
     async with trainer(policy, local_episodes=2) as pool:
-        worker = start_worker(pool, episodes=3)
+        start_worker(pool, episodes=3)
         await until(lambda: len(pool.workers) == 2)
         playing = play_all(pool, policy, specs(7))
         await until(lambda: policy.open_sessions == 5)
         assert [w.room for w in pool._workers] == [0, 0]
         policy.gate.set()
         episodes = await asyncio.gather(*playing)
-    await worker
     assert [e.seed for e in episodes] == [spec.seed for spec in specs(7)]
 
 
@@ -117,7 +126,6 @@ async def test_a_lost_worker_gets_none_of_its_episodes_back(harness):
         episodes = await asyncio.gather(*playing)
         assert [(e.seed, e.reward) for e in episodes] == [(spec.seed, 1.0) for spec in specs(16)]
         assert sorted(policy.seeds.count(spec.seed) for spec in specs(16)) == [1] * 12 + [2] * 4
-    await asyncio.gather(*workers, return_exceptions=True)
 
 
 async def test_an_episode_that_loses_every_worker_is_lost_itself(harness):
@@ -138,19 +146,18 @@ async def test_a_worker_that_joins_later_gets_what_waits(harness):
     policy = SeededPolicy(pause_after=0)
     async with trainer(policy) as pool:
         playing = play_all(pool, policy, specs(4))
-        workers = [start_worker(pool, episodes=2)]
+        start_worker(pool, episodes=2)
         await until(lambda: policy.open_sessions == 2)
-        workers.append(start_worker(pool, episodes=2))
+        start_worker(pool, episodes=2)
         await until(lambda: policy.open_sessions == 4)
         policy.gate.set()
         await asyncio.gather(*playing)
-    await asyncio.gather(*workers)
 
 
 async def test_cancelling_an_episode_ends_it_on_its_worker_and_frees_its_place(harness):
     policy = SeededPolicy(pause_after=0)
     async with trainer(policy) as pool:
-        worker = start_worker(pool, episodes=2)
+        start_worker(pool, episodes=2)
         playing = play_all(pool, policy, specs(3))
         await until(lambda: len(policy.samples) == 2)
         playing[0].cancel()
@@ -162,13 +169,12 @@ async def test_cancelling_an_episode_ends_it_on_its_worker_and_frees_its_place(h
         await asyncio.gather(*playing, return_exceptions=True)
         assert policy.open_sessions == 0 and [w.room for w in pool._workers] == [2]
         assert pool.losses == 0
-    await worker
 
 
 async def test_cancelling_an_episode_that_waits_for_a_session_opens_none(harness):
     policy = SeededPolicy(pause_after=0, slots=1)
     async with trainer(policy) as pool:
-        worker = start_worker(pool)
+        start_worker(pool)
         playing = play_all(pool, policy, specs(2))
         await until(lambda: len(policy.samples) == 1)
         playing[1].cancel()
@@ -176,7 +182,6 @@ async def test_cancelling_an_episode_that_waits_for_a_session_opens_none(harness
         policy.gate.set()
         await playing[0]
         assert len(policy.seeds) == 1
-    await worker
 
 
 async def test_without_a_worker_one_sentence_ends_the_run(harness):
@@ -184,10 +189,9 @@ async def test_without_a_worker_one_sentence_ends_the_run(harness):
     async with trainer(policy, patience_s=0.2) as pool:
         with pytest.raises(UserError, match="No rollout worker"):
             await pool.play(specs(1)[0], policy)
-        worker = start_worker(pool)
+        start_worker(pool)
         await until(lambda: pool.workers)
         assert (await pool.play(specs(1)[0], policy)).reward == 1.0
-    await worker
 
 
 async def test_an_episode_of_a_suite_does_not_wait_behind_those_of_training(harness):
@@ -207,7 +211,7 @@ async def test_an_episode_of_a_suite_does_not_wait_behind_those_of_training(harn
 async def test_a_policy_that_fails_ends_the_run_with_its_own_exception(harness):
     policy = SeededPolicy(pause_after=0)
     async with trainer(policy) as pool:
-        worker = start_worker(pool)
+        start_worker(pool)
         playing = play_all(pool, policy, specs(2))
         await until(lambda: len(policy.samples) == 2)
         policy.error = ZeroDivisionError("the engine died")
@@ -215,7 +219,6 @@ async def test_a_policy_that_fails_ends_the_run_with_its_own_exception(harness):
         for task in playing:
             with pytest.raises(ZeroDivisionError):
                 await task
-    await worker
 
 
 def test_a_task_that_a_worker_cannot_play_ends_the_run_with_its_sentence(monkeypatch):
@@ -239,25 +242,20 @@ def test_a_spec_that_a_worker_cannot_read_ends_the_run(harness, monkeypatch):
 
 
 async def test_a_machine_that_cannot_build_sandboxes_gets_no_episodes(harness):
-    @contextlib.asynccontextmanager
-    async def refuse(setup, sandboxes):
-        raise UserError("no sandboxes here")
-        yield
-
     policy = SeededPolicy()
     async with trainer(policy) as pool:
         (playing,) = play_all(pool, policy, specs(1))
         with pytest.raises(UserError, match="no sandboxes here"):
             await start_worker(pool, make_context=refuse)
-        worker = start_worker(pool)
+        start_worker(pool)
         assert (await playing).reward == 1.0
-    await worker
 
 
 async def test_a_worker_connects_again_when_its_trainer_comes_back(harness):
     policy = SeededPolicy(pause_after=0)
     async with trainer(policy) as pool:
-        port, worker = pool.port, start_worker(pool)
+        port = pool.port
+        start_worker(pool)
         playing = play_all(pool, policy, specs(1))
         await until(lambda: policy.samples)
         for channel in pool._connections.values():
@@ -266,7 +264,6 @@ async def test_a_worker_connects_again_when_its_trainer_comes_back(harness):
         policy.gate.set()
         assert (await playing[0]).reward == 1.0
         assert port == pool.port
-    await worker
 
 
 def thread_of(pool, **options) -> WorkerThread:
@@ -277,12 +274,8 @@ async def test_a_worker_in_a_thread_plays_and_ends_with_its_block(harness):
     policy = SeededPolicy()
     async with trainer(policy) as pool:
         with thread_of(pool, make_context=no_sandboxes):
-            assert [e.seed for e in await asyncio.gather(*play_all(pool, policy, specs(4)))] == [
-                1000,
-                1001,
-                1002,
-                1003,
-            ]
+            episodes = await asyncio.gather(*play_all(pool, policy, specs(4)))
+            assert [e.seed for e in episodes] == [spec.seed for spec in specs(4)]
         await until(lambda: not pool.workers)
         assert pool.losses == 1
         thread = thread_of(pool, make_context=no_sandboxes)
@@ -293,11 +286,6 @@ async def test_a_worker_in_a_thread_plays_and_ends_with_its_block(harness):
 
 
 async def test_a_worker_in_a_thread_that_fails_says_so(harness, caplog):
-    @contextlib.asynccontextmanager
-    async def refuse(setup, sandboxes):
-        raise UserError("no sandboxes here")
-        yield
-
     policy = SeededPolicy()
     async with trainer(policy, local_episodes=1) as pool:
         with thread_of(pool, make_context=refuse):
