@@ -8,17 +8,14 @@ import numpy as np
 import pytest
 
 from composer_jax.agent.transcript import Transcript
-from composer_jax.models.model_def import ModelDef
-from composer_jax.parallel.mesh import make_mesh
 from composer_jax.rl.algorithm import GroupAdvantage
 from composer_jax.rl.batch import Group, pack_rows
 from composer_jax.rl.policy_update import weighted_rows
 from composer_jax.rl.reference import sum_later_tokens
-from composer_jax.train.learner import Learner
 from composer_jax.train.losses import PolicyLoss, PolicyLossConfig
-from composer_jax.train.optimizer import OptimizerConfig, make_optimizer
 from tests.models.small import LLAMA, random_weights, relative_error, small
 from tests.rl.made_up import conversation, episode
+from tests.rl.small_learner import small_learner
 from tests.train.table_decoder import TableDecoder, log_softmax
 
 WIDE = PolicyLoss(PolicyLossConfig(ratio_low=1.0, ratio_high=1e9, dual_clip=np.inf))
@@ -103,8 +100,7 @@ def gradient_of():
     """(rows, normaliser) -> the gradient of the policy loss over all batches."""
     config = small(**LLAMA, n_layers=1, vocab_size=128)
     weights = random_weights(config)
-    optimizer = make_optimizer(OptimizerConfig(peak=1e-3), steps=1)
-    learner = Learner(ModelDef(config), optimizer, WIDE, make_mesh(jax.devices()[:1]))
+    learner = small_learner(config)
 
     def gradient(rows, normaliser=10.0):
         parts = [learner.gradient(*weights, b, normaliser)["gradient"] for b in pack_rows(rows, ((48, 2),)).batches]

@@ -16,13 +16,15 @@ from composer_jax.rl.batch import FIELDS, Group, pack_rows
 from composer_jax.rl.config import AlgorithmConfig, NormaliserConfig, RLConfig
 from composer_jax.rl.feedback import FeedbackConfig, HintFinder
 from composer_jax.rl.hint_detectors import DETECTORS
-from composer_jax.rl.policy_update import PER_TOKEN, PolicyUpdate, weighted_rows
+from composer_jax.rl.policy_update import PolicyUpdate, weighted_rows
 from composer_jax.rl.reference import ReferenceKLConfig
 from composer_jax.train.learner import Learner
-from composer_jax.train.losses import LanguageLoss, PolicyLoss, PolicyLossConfig
+from composer_jax.train.losses import LanguageLoss
 from composer_jax.train.optimizer import OptimizerConfig, make_optimizer
 from tests.models.small import LLAMA, forward, random_weights, rows, small
+from tests.rl import test_policy_update
 from tests.rl.hinted_episodes import BAD, CHAT, FINISH, READ, episode_of
+from tests.rl.small_learner import small_learner
 from tests.train.table_decoder import log_softmax
 
 CONFIG = small(**LLAMA, n_layers=1, vocab_size=320, max_context=512)
@@ -43,19 +45,9 @@ def finder() -> HintFinder:
 # -- updates ------------------------------------------------------------------------------------------------------
 
 
-def new_learner(config=CONFIG, mesh=None, peak=1e-2) -> Learner:
-    loss = PolicyLoss(PolicyLossConfig(ratio_low=1.0, ratio_high=1e9, dual_clip=np.inf))
-    return Learner(
-        ModelDef(config),
-        make_optimizer(OptimizerConfig(peak=peak), steps=20),
-        loss,
-        mesh or make_mesh(jax.devices()[:1]),
-    )
-
-
 @pytest.fixture(scope="module")
 def learner():
-    return new_learner()
+    return small_learner(CONFIG, 1e-2)
 
 
 def new_update(learner, *, algorithm=None, replay="off", shapes=SHAPES, **fields) -> PolicyUpdate:
@@ -149,16 +141,9 @@ def test_without_mistakes_the_weights_are_those_without_feedback(learner):
     jax.tree.map(partial(np.testing.assert_allclose, rtol=0, atol=1e-5), on.params, off.params)
 
 
-class RecordingLearner:
-    """Notes what a step gets, and changes nothing."""
-
+class RecordingLearner(test_policy_update.RecordingLearner):
     definition = ModelDef(CONFIG)
     mesh = make_mesh(jax.devices()[:1])
-
-    def step(self, state, batches, normalisers):
-        self.batches, self.normalisers = list(batches), normalisers
-        names = ("tokens", *PER_TOKEN, "log_ratio", "grad_norm", "learning_rate")
-        return state, dict.fromkeys((*names, "load_imbalance", "router_entropy", "cross_entropy", "skipped"), 1.0)
 
 
 def test_off_means_the_same_arguments_of_the_same_programs():
@@ -176,10 +161,9 @@ def test_off_means_the_same_arguments_of_the_same_programs():
     assert jax.tree.leaves(learner.normalisers) == [24.0, 1.0, 24.0]
 
 
-def test_rows_with_rewards_keep_their_places_beside_rows_that_only_have_hints():
+def test_rows_with_rewards_keep_their_places_beside_rows_that_only_have_hints(learner):
     packed = []
     for weight in (0.5, 0.0):
-        learner = new_learner()
         update = new_update(learner, weight=weight)
         find = update._find_hints
         chosen = [r for group in weighted_rows([EQUAL, CLEAN], GroupAdvantage(), find_hints=find) for r in group]
@@ -194,10 +178,7 @@ def test_feedback_needs_a_chat_format_and_a_loss_that_knows_it():
     with pytest.raises(ValueError, match="chat format"):
         PolicyUpdate(config, RecordingLearner())
 
-    class OtherLoss(RecordingLearner):
-        pass
-
-    update = PolicyUpdate(config, OtherLoss(), CHAT)
+    update = PolicyUpdate(config, RecordingLearner(), CHAT)
     update._teacher.add_states = lambda student, teacher, batches, policy: batches
     state = dataclasses.make_dataclass("State", ["params", "router_bias"])(None, None)
     with pytest.raises(UserError, match="rl.loss.name"):
@@ -210,7 +191,7 @@ def test_hints_go_together_with_a_reference_and_the_teacher_replays_no_routes():
     choices = [rng.permutation(WITH_EXPERTS.n_experts)[: WITH_EXPERTS.experts_per_token] for _ in range(400)]
     foreign = np.stack(choices)[:, None].astype(np.int16)
     algorithm = AlgorithmConfig(kl=ReferenceKLConfig(0.1, "sequence"))
-    update, kl, states = new_update(new_learner(WITH_EXPERTS), replay="on", algorithm=algorithm), [], []
+    update, kl, states = new_update(small_learner(WITH_EXPERTS, 1e-2), replay="on", algorithm=algorithm), [], []
     update.set_reference(*weights)
     score = update._teacher._score
 
@@ -233,7 +214,7 @@ def test_hints_go_together_with_a_reference_and_the_teacher_replays_no_routes():
 def test_an_update_on_a_mesh_is_that_of_one_device(learner):
     """Rows are spread over devices by their cost, so that hinted rows are elsewhere than on one device."""
     expected, want = step(learner, new_update(learner), GROUP, EQUAL)
-    sharded = new_learner(mesh=make_mesh(jax.devices()[:8], data=2, context=2, tensor=2))
+    sharded = small_learner(CONFIG, 1e-2, make_mesh(jax.devices()[:8], data=2, context=2, tensor=2))
     actual, got = step(sharded, new_update(sharded), GROUP, EQUAL)
     assert got["feedback_kl"] == pytest.approx(want["feedback_kl"], rel=1e-4)
     assert got["feedback_tokens"] == want["feedback_tokens"]
@@ -281,7 +262,7 @@ def test_a_network_unlearns_a_malformed_call_and_keeps_its_other_turns(habit):
 
     bad, good, kept_before = probabilities(taught)
     assert bad > 0.99 and good < 0.01, "the habit is there"
-    learner = new_learner(TINY, peak=1e-3)
+    learner = small_learner(TINY)
     algorithm = AlgorithmConfig(normalisers=NormaliserConfig(feedback="tokens"))
     update, state, kl = new_update(learner, weight=1.0, algorithm=algorithm), learner.init_state(*taught), []
     for _ in range(5):

@@ -15,12 +15,11 @@ from composer_jax.rl.batch import Group, WeightedRow, pack_rows
 from composer_jax.rl.config import AlgorithmConfig, RLConfig
 from composer_jax.rl.policy_update import PolicyUpdate, weighted_rows
 from composer_jax.rl.reference import Reference, ReferenceKLConfig, sum_later_tokens, with_reference
-from composer_jax.train.learner import Learner
-from composer_jax.train.losses import LossTermNormalisers, PolicyLoss, PolicyLossConfig
-from composer_jax.train.optimizer import OptimizerConfig, make_optimizer
+from composer_jax.train.losses import LossTermNormalisers
 from composer_jax.train.token_logprobs import TokenScorer
 from tests.models.small import LLAMA, random_weights, small
 from tests.rl.made_up import conversation, episode
+from tests.rl.small_learner import small_learner
 
 CONFIG = small(**LLAMA, n_layers=1, vocab_size=128)
 WEIGHTS = random_weights(CONFIG)
@@ -91,10 +90,7 @@ def test_the_forms_differ_in_what_a_token_pays_for(form):
 
 @pytest.fixture(scope="module")
 def learner():
-    optimizer = make_optimizer(OptimizerConfig(peak=1e-2), steps=10)
-    return Learner(
-        ModelDef(CONFIG), optimizer, PolicyLoss(PolicyLossConfig(ratio_low=1.0, ratio_high=1e9, dual_clip=np.inf)), MESH
-    )
+    return small_learner(CONFIG, 1e-2)
 
 
 def update_with(learner, coefficient: float, form="token") -> PolicyUpdate:

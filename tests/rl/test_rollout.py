@@ -18,31 +18,27 @@ from composer_jax.rl.rollout import roll_out
 from composer_jax.sandbox import SandboxDied
 from composer_jax.seeds import hash_seed
 from tests.rl.made_up import episode
+from tests.rl.workers.seeded_policy import SeededPolicy
 
 
-class FakeSampler:
-    """Opens sessions and records their seeds."""
+class FakeSampler(SeededPolicy):
+    """Also counts how many sessions were open at once; serving takes 2 s."""
+
+    most = 0
 
     def __init__(self, slots=3):
-        self.slots, self.open_sessions, self.most, self.seeds, self.busy_seconds = slots, 0, 0, [], 5.0
-        self.max_model_len = 4096
+        super().__init__(slots=slots)
+
+    async def open(self, seed):
+        session = await super().open(seed)
+        self.most = max(self.most, self.open_sessions)
+        return session
 
     @contextlib.asynccontextmanager
     async def serving(self):
-        self.free = asyncio.Semaphore(self.slots)
-        yield self
+        async with super().serving():
+            yield self
         self.busy_seconds += 2.0
-
-    async def open(self, seed):
-        await self.free.acquire()
-        self.seeds.append(seed)
-        self.open_sessions += 1
-        self.most = max(self.most, self.open_sessions)
-        return self
-
-    def close(self):
-        self.open_sessions -= 1
-        self.free.release()
 
 
 SPECS = [EpisodeSpec(generate("bugfix", "train", 0, i), 100 + i, Compaction(None)) for i in range(8)]
@@ -152,18 +148,14 @@ def test_what_a_user_must_mend_ends_the_rollout(run_episode):
 
 
 def test_a_policy_that_fails_ends_the_rollout(monkeypatch):
-    class Failing(FakeSampler):
-        async def sample(self, context, params, branch=0):
-            raise ZeroDivisionError("the engine died")
-
-        max_model_len = 99
-
     async def fake(spec, session, context):
         await session.sample([1], None)
 
     monkeypatch.setattr(rollout, "run_episode", fake)
+    sampler = FakeSampler()
+    sampler.error = ZeroDivisionError("the engine died")
     with pytest.raises(ZeroDivisionError):
-        asyncio.run(roll_out(SPECS, Failing(), CONTEXT))
+        asyncio.run(roll_out(SPECS, sampler, CONTEXT))
 
 
 def test_seeds_depend_on_every_part_and_on_nothing_else():

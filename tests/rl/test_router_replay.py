@@ -18,12 +18,10 @@ from composer_jax.rl.config import RLConfig
 from composer_jax.rl.policy_update import PolicyUpdate, replay_metrics, weighted_rows
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.engine import Sampler
-from composer_jax.train.learner import Learner
-from composer_jax.train.losses import PolicyLoss, PolicyLossConfig
-from composer_jax.train.optimizer import OptimizerConfig, make_optimizer
 from tests.models.routes import chosen_routes
 from tests.models.small import WITHOUT_EXPERTS, random_weights, rows, small
 from tests.rl.made_up import conversation, episode
+from tests.rl.small_learner import small_learner
 
 CONFIG = small(vocab_size=24, n_layers=3, n_dense_layers=0, dense_layers=(1,), n_mtp_modules=0)
 ROUTES = (CONFIG.n_moe_layers, CONFIG.experts_per_token)
@@ -69,10 +67,7 @@ def batches(transcripts):
 
 
 def new_update(config=CONFIG, **changes) -> PolicyUpdate:
-    loss = PolicyLossConfig(ratio_low=0.9, ratio_high=1e9, dual_clip=np.inf)
-    rl = RLConfig(group_size=2, batches=SHAPES, loss=loss, **changes)
-    optimizer = make_optimizer(OptimizerConfig(peak=1e-3), steps=1)
-    return PolicyUpdate(rl, Learner(ModelDef(config), optimizer, PolicyLoss(loss), make_mesh(jax.devices()[:1])))
+    return PolicyUpdate(RLConfig(group_size=2, batches=SHAPES, **changes), small_learner(config, ratio_low=0.9))
 
 
 @pytest.fixture(scope="module")
