@@ -72,6 +72,7 @@ def test_windows_share_one_token_and_cover_all():
     rows = windows(ids, 8)
     np.testing.assert_array_equal(rows[:, 0], [0, 7, 14, 21])
     np.testing.assert_array_equal(np.sort(rows[:, 1:][rows[:, 1:] >= 0]), ids[1:])
+    np.testing.assert_array_equal(windows(ids, 8, stride=7), rows)
     np.testing.assert_array_equal(windows(ids[:8], 8), ids[None, :8])
 
 

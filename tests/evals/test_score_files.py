@@ -78,18 +78,16 @@ def test_each_token_has_the_loss_after_its_context(folder, code, tmp_path, capsy
     assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_one_text_has_the_same_rows_whatever_the_stride(folder, tmp_path, capsys):
+def test_one_text_has_the_same_tokens_whatever_the_stride(folder, tmp_path, capsys):
     text = TEXT.replace("\n", "\r\n")
     (tmp_path / "text.py").write_bytes(text.encode())
     results = {}
-    for name, more in (("default", []), ("widest", [f"--stride={WINDOW - 1}"]), ("rolling", [f"--stride={STRIDE}"])):
+    for name, more in (("default", []), ("rolling", [f"--stride={STRIDE}"])):
         out = tmp_path / f"{name}.npz"
         arguments = [f"--checkpoint=hf:{folder}", f"--text={tmp_path}/text.py", f"--out={out}", f"--window={WINDOW}"]
         status, stdout, stderr = run(capsys, score, *arguments, *more)
         assert status == 0, stderr
         results[name] = json.loads(stdout), np.load(out)["logprobs"]
-    assert results["default"][0] == results["widest"][0]
-    np.testing.assert_array_equal(results["default"][1], results["widest"][1])
     ids = np.array(Tokenizer.load(folder / "tokenizer.json").encode(text))
     total = -sum(reference(ids[start : start + WINDOW])[1].sum() for start in range(0, len(ids) - 1, WINDOW - 1))
     bits = total / math.log(2) / (len(text.encode()) - 1)  # the first token is a slash
