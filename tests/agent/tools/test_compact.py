@@ -23,23 +23,16 @@ FILES = {
 }
 
 
+MATCHES = """\
+a.py:1 def scale_rate(x):
+b.py:1 from a import scale_rate
+b.py:3 print(scale_rate(1))
+b.py:4 print(scale_rate(1))"""
+
+
 def ask(name, workspace=None, pool=None, **arguments):
     workspace = workspace or Workspace(task_of(FILES), pool)
     return asyncio.run(execute_call(ToolCall(name, arguments), TOOLS, workspace))
-
-
-def test_read_returns_the_exact_file():
-    assert ask("read", path="a.py") == FILES["a.py"]
-    assert ask("read", path="empty.py") == ""
-
-
-def test_grep_shows_path_and_line_of_python_files():
-    assert ask("grep", pattern="scale_rate") == (
-        "a.py:1 def scale_rate(x):\nb.py:1 from a import scale_rate\n"
-        "b.py:3 print(scale_rate(1))\nb.py:4 print(scale_rate(1))"
-    )
-    assert ask("grep", pattern="x * 3") == "a.py:2 return x * 3", "a literal, not a pattern"
-    assert ask("grep", pattern="nothing") == "no match"
 
 
 def test_grep_counts_omitted_lines():
@@ -62,6 +55,11 @@ def test_edit_changes_exactly_one_place():
 @pytest.mark.parametrize(
     ("call", "expected"),
     [
+        (ToolCall("read", {"path": "a.py"}), FILES["a.py"]),
+        (ToolCall("read", {"path": "empty.py"}), ""),
+        (ToolCall("grep", {"pattern": "scale_rate"}), MATCHES),
+        (ToolCall("grep", {"pattern": "x * 3"}), "a.py:2 return x * 3"),  # a literal, not a pattern
+        (ToolCall("grep", {"pattern": "nothing"}), "no match"),
         (ToolCall("read", {"path": "x.py"}), "ERROR no such file x.py"),
         (ToolCall("read", {"path": "../a.py"}), "ERROR no such file ../a.py"),
         (ToolCall("read", {"path": "/etc/passwd"}), "ERROR no such file /etc/passwd"),
@@ -81,7 +79,7 @@ def test_edit_changes_exactly_one_place():
         (MalformedToolCall("read{", "the arguments are not JSON"), "ERROR the arguments are not JSON"),
     ],
 )
-def test_mistakes_are_observations(call, expected):
+def test_what_reads_or_is_mistaken_changes_nothing(call, expected):
     workspace = Workspace(task_of(FILES), None)
     assert asyncio.run(execute_call(call, TOOLS, workspace)) == expected
     assert {path: data.decode() for path, data in workspace.files.items()} == FILES
