@@ -72,13 +72,6 @@ async def play(policy, pool, files=RIGHT, seconds=None, tools=()):
 
 
 @pytest.fixture(scope="module")
-def pool():
-    pool = LocalSandboxPool(SandboxLimits(timeout_s=20), size=4)
-    yield pool
-    pool.kill()
-
-
-@pytest.fixture(scope="module")
 def bare_pool():
     """Sandboxes of the backend that isolates nothing, in which a command can kill the worker."""
     with pytest.warns(RuntimeWarning, match="ISOLATES NOTHING"):

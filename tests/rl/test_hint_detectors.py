@@ -13,20 +13,12 @@ from composer_jax.agent.tools import select_tools
 from composer_jax.agent.transcript import Transcript
 from composer_jax.data.chat.messages import MalformedToolCall, ToolCall
 from composer_jax.rl.hint_detectors import DETECTORS, LONGEST_QUOTE, ParsedEpisode, example_call
-from composer_jax.sandbox import LocalSandboxPool, SandboxLimits
 from tests.agent.conftest import ScriptedSession, task_of
 from tests.data.formats import format_of
 from tests.rl.made_up import episode
 
 TOOLS = ("read", "edit", "grep", "finish")
 READ, FINISH = ToolCall("read", {"path": "a.py"}), ToolCall("finish", {})
-
-
-@pytest.fixture(scope="module")
-def pool():
-    pool = LocalSandboxPool(SandboxLimits(timeout_s=10), size=2)
-    yield pool
-    pool.kill()
 
 
 @pytest.fixture(scope="module")
