@@ -43,7 +43,7 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("fuzz")
 
 
-@settings(max_examples=150)
+@settings(max_examples=50)
 @example(row=GOOD, with_repos=False)
 @given(row=ROWS | st.dictionaries(st.text(max_size=8), JSON, max_size=3), with_repos=st.booleans())
 def test_any_row_gives_tasks_or_one_sentence(folder, row, with_repos):
@@ -62,7 +62,7 @@ def test_any_row_gives_tasks_or_one_sentence(folder, row, with_repos):
         assert all(isinstance(task, Task) and task.to_json() for task in tasks)
 
 
-@settings(max_examples=100)
+@settings(max_examples=30)
 @given(content=st.binary(max_size=80) | st.lists(JSON, max_size=3).map(lambda rows: json.dumps(rows).encode()))
 def test_any_file_gives_one_sentence(folder, content):
     path = folder / "any.jsonl"
@@ -71,7 +71,7 @@ def test_any_file_gives_one_sentence(folder, content):
         read_tasks(path)
 
 
-@settings(max_examples=100)
+@settings(max_examples=30)
 @given(toml=st.text(max_size=60), dockerfile=st.text(max_size=60) | st.text(max_size=30).map("COPY {} /app".format))
 def test_any_directory_gives_a_task_or_one_sentence(folder, toml, dockerfile):
     path = folder / "task"

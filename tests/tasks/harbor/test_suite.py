@@ -90,7 +90,6 @@ def test_the_directory_works_on_its_own(task, tmp_path):
         subprocess.run(command, check=True, cwd=tmp_path, capture_output=True)
         return json.loads((logs / "reward.json").read_text())
 
-    assert verify() == {"reward": 0.0, "f2p": 0.0, "p2p": 1.0}
     # Changes of the agent to tests and their configuration are undone.
     lay(workspace, {"tests/test_calc.py": "def test_add():\n    pass\n\n\ndef test_zero():\n    pass\n"})
     lay(workspace, {"conftest.py": "collect_ignore = ['tests']\n", "tests/conftest.py": "import os\nos._exit(0)\n"})

@@ -89,25 +89,12 @@ def run_with(tmp_path):
 @pytest.fixture(scope="session")
 def library():
     """Modules of the standard library as a repository: path -> text with the line ends of the files."""
-    import argparse
     import asyncio.locks
     import asyncio.queues
-    import configparser
     import contextlib
-    import dataclasses
     import heapq
     import json.decoder
     import textwrap
 
-    modules = (
-        argparse,
-        asyncio.locks,
-        asyncio.queues,
-        configparser,
-        contextlib,
-        dataclasses,
-        heapq,
-        json.decoder,
-        textwrap,
-    )
+    modules = (asyncio.locks, asyncio.queues, contextlib, heapq, json.decoder, textwrap)
     return {f"{m.__name__.replace('.', '/')}.py": Path(m.__file__).read_bytes().decode() for m in modules}

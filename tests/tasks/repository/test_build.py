@@ -221,10 +221,11 @@ def built(repository, packages, large_pool, tmp_path_factory):
 def test_tasks_are_made_and_every_one_is_valid(built, large_pool):
     request, result = built
     assert len(result.tasks) == 10 and len(result.kinds) >= 4
+    assert result.kinds["combine"] == 1 and {"stub", "delete_feature"} < set(result.kinds)
     tasks = [read_task(folder) for folder in result.tasks]
     assert len({task.id for task in tasks}) == 10 and set(read_tasks(request.out)) == set(tasks)
-    verdicts = asyncio.run(validate(tasks, large_pool, runs=1, jobs=4))
-    assert [one.verdict for one in verdicts] == ["valid"] * 10
+    verdicts = asyncio.run(validate([tasks[0], tasks[-1]], large_pool, runs=1, jobs=2))
+    assert [one.verdict for one in verdicts] == ["valid"] * 2  # the gates below have graded the others
     for folder, task in zip(result.tasks, tasks, strict=True):
         gates = json.loads((folder / "solution" / "gates.json").read_text())
         assert [gate["name"] for gate in gates][-2:] == ["no-op", "gold"] and all(gate["passed"] for gate in gates)
@@ -235,13 +236,12 @@ def test_tasks_are_made_and_every_one_is_valid(built, large_pool):
         assert not json.loads(line)["gates"][-1]["passed"]
 
 
-@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_the_files_do_not_depend_on_the_number_of_jobs(built, large_pool, tmp_path, jobs):
+@pytest.mark.parametrize(("jobs", "count"), [(1, 3), pytest.param(2, 10, marks=pytest.mark.slow)])
+def test_the_files_do_not_depend_on_the_number_of_jobs(built, large_pool, tmp_path, jobs, count):
     request, result = built
-    again = asyncio.run(build(replace(request, out=tmp_path, jobs=jobs), large_pool))
-    assert [task.name for task in again.tasks] == [task.name for task in result.tasks]
-    assert again.kinds["combine"] == 1 and {"stub", "delete_feature"} < set(again.kinds)
-    assert again.rejected == result.rejected
+    again = asyncio.run(build(replace(request, out=tmp_path, jobs=jobs, count=count), large_pool))
+    assert [task.name for task in again.tasks] == [task.name for task in result.tasks[:count]]
+    assert count < 10 or again.rejected == result.rejected
 
     def texts(folder):
         files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
@@ -249,8 +249,11 @@ def test_the_files_do_not_depend_on_the_number_of_jobs(built, large_pool, tmp_pa
         lines = {name: path.read_text().splitlines() for name, path in files.items()}
         return {name: [line for line in listed if not line.startswith("packages = ")] for name, listed in lines.items()}
 
-    there = texts(tmp_path)
-    assert there == texts(request.out)
+    there, first = texts(tmp_path), texts(request.out)
+    assert {name for name in first if name.startswith(tuple(f"tasks/{task.name}/" for task in again.tasks))} < set(there)
+    rejected = there.pop("rejected.jsonl")
+    assert first.pop("rejected.jsonl")[: len(rejected)] == rejected
+    assert there.items() <= first.items()
     # Only complete tasks are there, and no unfinished ones.
     assert {name.split("/")[1] for name in there if "/" in name} == {task.name for task in again.tasks}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["baseline.json", "rejected.jsonl", "tasks"]
@@ -261,22 +264,10 @@ def test_time_limits_grow_in_steps(baseline):
     assert limits == [30.0, 30.0, 30.0, 60.0, 60.0, 240.0]
 
 
-def test_the_tasks_do_not_depend_on_the_order_of_finished_jobs(built, large_pool, tmp_path):
-    request, result = built
-    again = asyncio.run(build(replace(request, out=tmp_path / "again", jobs=1, count=2, kinds=("stub",)), large_pool))
-    others = asyncio.run(build(replace(request, out=tmp_path / "other", jobs=4, count=2, kinds=("stub",)), large_pool))
-    assert [task.name for task in again.tasks] == [task.name for task in others.tasks] != []
-    assert set(again.kinds) == {"stub"}
-    # More tasks than candidates: every candidate is tried.
-    every = asyncio.run(build(replace(request, out=tmp_path / "all", jobs=2, count=50, kinds=("stub",)), large_pool))
-    assert 2 < len(every.tasks) < 50 and every.tasks[0].name == again.tasks[0].name
-    texts = [(task / "instruction.md").read_text() for task in again.tasks]
-    assert texts == [(task / "instruction.md").read_text() for task in others.tasks]
-
-
-def test_tests_can_be_hidden_from_the_workspace(built, large_pool, tmp_path):
-    request = replace(built[0], out=tmp_path / "hidden", count=1, kinds=("stub",), hide_tests=True)
+def test_tests_can_be_hidden_and_every_candidate_is_tried(built, large_pool, tmp_path):
+    request = replace(built[0], out=tmp_path / "hidden", count=50, kinds=("stub",), hide_tests=True)
     result = asyncio.run(build(request, large_pool))
+    assert set(result.kinds) == {"stub"} and 2 < len(result.tasks) < 50
     task = read_task(result.tasks[0])
     assert not (task.repository / "tests" / "test_cart.py").exists()
     assert "are run by" not in task.instruction and "tests/test_cart.py::" in task.instruction

@@ -37,15 +37,11 @@ def covered(library):
 @pytest.fixture(scope="module")
 def proposals(library, covered):
     """The first proposals, many of every kind."""
-    return list(islice(propose(library, [], covered, seed=0), 220))
+    return list(islice(propose(library, [], covered, seed=0), 160))
 
 
-def test_every_kind_is_proposed(proposals):
-    counts = Counter(candidate.kind for candidate in proposals)
-    assert set(counts) == set(KINDS)
-
-
-def test_kinds_take_turns(proposals):
+def test_every_kind_is_proposed_in_turns(proposals):
+    assert {candidate.kind for candidate in proposals} == set(KINDS)
     first = [candidate.kind for candidate in proposals[: len(KINDS) - 2]]
     assert len(set(first)) == len(first)
 
@@ -55,6 +51,7 @@ def test_candidates_compile_and_change_their_entities_only(proposals, library):
     shapes = {path: ast.dump(ast.parse(text)) for path, text in library.items()}
     dumped = Counter()
     for candidate in proposals:
+        assert all(any(block in library[path] for path in candidate.files) for block in candidate.removed)
         for path, text in candidate.files.items():
             if text is not None:
                 compile(text, path, "exec")
@@ -82,12 +79,6 @@ def lines_of(entity):
 def is_only_changed_inside(old, new, span):
     start, end = span
     return old[:start] == new[:start] and old[end:] == new[len(new) - (len(old) - end) :]
-
-
-def test_removed_blocks_are_exact_text(proposals, library):
-    for candidate in proposals:
-        for block in candidate.removed:
-            assert any(block in library[path] for path in candidate.files)
 
 
 def test_candidates_are_unique_and_limited_per_entity(proposals):
@@ -122,7 +113,7 @@ def test_one_kind_does_not_depend_on_the_others(library, covered):
 
 
 def test_another_seed_gives_other_candidates(library, covered):
-    first, second = ([c.id for c in islice(propose(library, [], covered, seed), 20)] for seed in (0, 1))
+    first, second = ([c.id for c in islice(propose(library, [], covered, seed), 5)] for seed in (0, 1))
     assert first != second
 
 
@@ -140,9 +131,7 @@ CODE = """
 import json, sys
 from itertools import islice
 from composer_jax.tasks.repository.propose import propose
-sources, coverage = json.load(sys.stdin)
-if sys.argv[1] == "backwards":
-    sources, coverage = (dict(reversed(list(mapping.items()))) for mapping in (sources, coverage))
+sources, coverage = (dict(reversed(list(mapping.items()))) for mapping in json.load(sys.stdin))
 coverage = {test: frozenset(ids) for test, ids in coverage.items()}
 print(*(c.id for c in islice(propose(sources, frozenset(), coverage, 7), 60)))
 """
@@ -150,16 +139,11 @@ print(*(c.id for c in islice(propose(sources, frozenset(), coverage, 7), 60)))
 
 def test_candidates_do_not_depend_on_hash_seed_or_order(library, covered):
     given_in = json.dumps([library, {test: sorted(ids) for test, ids in covered.items()}])
-    answers = set()
-    for seed, order in (("0", "forwards"), ("1", "backwards")):
-        environment = {**os.environ, "PYTHONHASHSEED": seed}
-        answers.add(
-            subprocess.check_output(
-                [sys.executable, "-c", CODE, order], input=given_in, text=True, cwd=ROOT, env=environment
-            )
-        )
-    assert len(answers) == 1
-    assert len(answers.pop().split()) == 60
+    here = [c.id for c in islice(propose(library, frozenset(), covered, 7), 60)]
+    environment = {**os.environ, "PYTHONHASHSEED": "1"}
+    command = [sys.executable, "-c", CODE]
+    there = subprocess.check_output(command, input=given_in, text=True, cwd=ROOT, env=environment)
+    assert there.split() == here
 
 
 def test_every_kind_of_mutation_applies_to_the_standard_library(library):
@@ -176,7 +160,7 @@ def small(library):
     return [entity for path, text in texts for entity in parse_entities(SourceFile(path, text))]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_mutations_of_any_entity_keep_the_other_code(small, data):
     entity = data.draw(st.sampled_from(small))
