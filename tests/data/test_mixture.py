@@ -8,7 +8,7 @@ import pytest
 
 from composer_jax.data.pipeline import Mixture
 
-ROWS = 1200
+ROWS = 400
 
 
 def numbers(source: int) -> grain.IterDataset:
@@ -23,7 +23,7 @@ def drawn(iterator, count) -> list[tuple[int, int]]:
     return [next(iterator) for _ in range(count)]
 
 
-@pytest.mark.parametrize("first, last", [((1, 0), (0, 1)), ((3, 1, 0), (0, 1, 2)), ((1, 1), (1, 1)), ((2, 6), (2, 0))])
+@pytest.mark.parametrize("first, last", [((1, 0), (0, 1)), ((3, 1, 0), (0, 1, 2)), ((2, 6), (2, 0))])
 def test_every_tenth_of_a_run_has_the_shares_of_its_weights(first, last):
     sources = np.array([source for source, _ in drawn(iter(mixture(first, last)), 2 * ROWS)])
     at = np.minimum(1, np.arange(2 * ROWS) / ROWS)[:, None]
@@ -43,12 +43,16 @@ def test_a_source_gives_its_rows_in_its_own_order():
         assert own == list(range(len(own)))
 
 
-@pytest.mark.parametrize("place", [0, 1, 7, ROWS, ROWS + 3])
-def test_resume_is_exact_through_json(place):
-    iterator = iter(mixture((3, 1, 0), (0, 1, 2)))
-    drawn(iterator, place)
-    state = json.loads(json.dumps(iterator.get_state()))
-    expected = drawn(iterator, 200)
-    resumed = iter(mixture((3, 1, 0), (0, 1, 2)))
-    resumed.set_state(state)
-    assert drawn(resumed, 200) == expected
+def test_resume_is_exact_through_json():
+    def make():
+        return iter(mixture((3, 1, 0), (0, 1, 2)))
+
+    iterator, states, rows = make(), {}, []
+    for place in range(ROWS + 103):
+        if place in (0, 1, 7, ROWS, ROWS + 3):
+            states[place] = json.dumps(iterator.get_state())
+        rows += drawn(iterator, 1)
+    for place, state in states.items():
+        resumed = make()
+        resumed.set_state(json.loads(state))
+        assert drawn(resumed, 100) == rows[place : place + 100]

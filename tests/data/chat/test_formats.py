@@ -36,6 +36,7 @@ def by_turns(chat, messages, tools):
 
 
 @every_format
+@settings(max_examples=25)
 @given(data=st.data())
 def test_parse_reads_what_render_writes(name, data):
     chat = format_of(name)
@@ -47,6 +48,7 @@ def test_parse_reads_what_render_writes(name, data):
 
 
 @every_format
+@settings(max_examples=20)
 @given(data=st.data())
 def test_turns_add_up_to_the_whole(name, data):
     chat = format_of(name)
@@ -55,6 +57,7 @@ def test_turns_add_up_to_the_whole(name, data):
 
 
 @every_format
+@settings(max_examples=25)
 @given(data=st.data())
 def test_text_forges_no_control_token(name, data):
     chat, control = format_of(name), control_ids(name)
@@ -122,6 +125,7 @@ def check_parse(name, ids):
 
 
 @every_format
+@settings(max_examples=40)
 @given(data=st.data())
 def test_parse_is_total(name, data):
     check_parse(name, data.draw(broken(name)))
@@ -130,7 +134,7 @@ def test_parse_is_total(name, data):
 @pytest.mark.slow
 @every_format
 def test_parse_is_total_on_thousands_of_messages(name):
-    @settings(max_examples=many(8_000), suppress_health_check=list(HealthCheck))
+    @settings(max_examples=many(3_000), suppress_health_check=list(HealthCheck))
     @given(ids=broken(name))
     def check(ids):
         check_parse(name, ids)

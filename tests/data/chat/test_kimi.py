@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer_jax.data.chat.chat_format import Message, declarations
@@ -49,6 +49,7 @@ def test_the_text_of_a_conversation():
     assert CHAT.text(CHAT.render(messages[:2])) == "Be brief.Go."
 
 
+@settings(max_examples=25)
 @given(data=st.data())
 def test_rendering_by_hand_is_rendering_through_a_template_of_that_style(data):
     messages, tools = data.draw(conversations("kimi")), declarations(data.draw(declared("kimi")))

@@ -101,8 +101,8 @@ def test_a_repository_is_in_the_order_of_its_imports_and_its_commits_have_messag
     assert any(text.startswith("second\n\ndiff --git a/") for text in train)
 
 
-def test_four_workers_write_the_same_bytes(whole, sources, tokenizer, tmp_path):
-    prepare(sources, tokenizer, tmp_path / "out", CONFIG, workers=4)
+def test_two_workers_write_the_same_bytes(whole, sources, tokenizer, tmp_path):
+    prepare(sources, tokenizer, tmp_path / "out", CONFIG, workers=2)
     assert contents(tmp_path / "out") == contents(whole[0])
 
 
