@@ -8,7 +8,7 @@ import pytest
 from composer_jax.data import prepared
 from composer_jax.data.chat.load_chat_format import load_tokenizer
 from composer_jax.data.packing import UNREAD
-from composer_jax.data.pipeline import heldout_batches, pretraining_batches
+from composer_jax.data.pipeline import pretraining_batches
 from composer_jax.data.prepare.config import PrepareConfig
 from composer_jax.data.prepare.prepare import prepare
 from composer_jax.data.prepare.shards import ShardedDocuments

@@ -15,20 +15,28 @@ from composer_jax.sandbox.inside import landlock, landlock_filter, seccomp
 from tests.sandbox.fixtures import REPOSITORY
 
 
-def test_root_is_not_root_on_the_host_either(pool, trace):
+@pytest.mark.parametrize("isolation", ["pool", "landlock_pool"])
+def test_root_becomes_an_unused_user_without_rights(request, isolation, trace):
+    pool = request.getfixturevalue(isolation)
+
     async def go():
         sandbox = await pool.acquire({})
         running = asyncio.create_task(sandbox.run(["sleep", trace.text]))
         (command,) = await trace.wait_until_sleeping()
-        status = Path(f"/proc/{command}/status").read_text()
+        files = [Path(f"/proc/{command}/{name}").read_text() for name in ("status", "oom_score_adj")]
         await sandbox.close()
         with pytest.raises(SandboxDied):
             await running
-        return status
+        return files
 
-    fields = dict(line.split(":\t", 1) for line in asyncio.run(go()).splitlines())
+    status, score = asyncio.run(go())
+    fields = dict(line.split(":\t", 1) for line in status.splitlines())
     assert "0" not in fields["Uid"].split() + fields["Gid"].split()
-    assert fields["CapEff"] == fields["CapBnd"] == fields["CapPrm"] == "0" * 16
+    assert fields["CapEff"] == fields["CapPrm"] == fields["CapInh"] == fields["CapAmb"] == "0" * 16
+    if isolation == "pool":
+        assert fields["CapBnd"] == "0" * 16
+    else:
+        assert score == "1000\n"
     assert (fields["NoNewPrivs"], fields["Seccomp"]) == ("1", "2")
     assert fields["Groups"].strip() in ("", fields["Gid"].split()[0]) or os.geteuid() != 0
 
@@ -99,13 +107,6 @@ def refuse_bubblewrap(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
 
-def test_a_machine_that_refuses(tmp_path, monkeypatch):
-    refuse_bubblewrap(tmp_path, monkeypatch)
-    refusal = r"refused.*bwrap: No permissions.*'landlock' for weaker isolation or 'subprocess'"
-    with pytest.raises(UserError, match=refusal):
-        LocalSandboxPool(backend="bubblewrap")
-
-
 def test_auto_falls_back_to_landlock_and_warns_why_and_what_it_lacks(tmp_path, monkeypatch, caplog):
     refuse_bubblewrap(tmp_path, monkeypatch)
 
@@ -120,8 +121,10 @@ def test_auto_falls_back_to_landlock_and_warns_why_and_what_it_lacks(tmp_path, m
     assert "sandboxes use Landlock, which is weaker: " in message and "limited by repeated checks" in message
 
 
-def test_auto_with_the_network_says_why_there_is_no_bubblewrap(tmp_path, monkeypatch):
+def test_a_machine_that_refuses_bubblewrap(tmp_path, monkeypatch):
     refuse_bubblewrap(tmp_path, monkeypatch)
+    with pytest.raises(UserError, match=r"bwrap: No permissions.*'landlock' for weaker isolation or 'subprocess'"):
+        LocalSandboxPool(backend="bubblewrap")
     says = r"bubblewrap \(bwrap: No permissions\).*Landlock cannot give sandboxes the network instead.*'subprocess'"
     with pytest.raises(UserError, match=says):
         LocalSandboxPool(network=True)

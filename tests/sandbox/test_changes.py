@@ -176,7 +176,7 @@ def a_command(rng: random.Random) -> str:
     )
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_changes_laid_on_another_workspace_make_it_equal(any_pool, folder, seed):
     """After random commands and snapshots, the reported changes equal a comparison of all files."""
     rng = random.Random(seed)
@@ -231,7 +231,7 @@ def test_a_change_within_a_tick_of_the_file_systems_clock_is_told(folder, tmp_pa
     root, base = (os.open(path, os.O_RDONLY) for path in (tmp_path / "workspace", folder))
     made = Changes(root, base, None, 1 << 20, is_copy=True)
     before = (folder / "src" / "a.py").stat()
-    for text, report in [("A = 9\n", [["src/a.py", "file", 0o644, 6]]), ("A = 1\n", [])] * 100:
+    for text, report in [("A = 9\n", [["src/a.py", "file", 0o644, 6]]), ("A = 1\n", [])] * 40:
         file.write_text(text)
         os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
         assert [list(entry) for entry in made.report()[0]["changes"]] == report

@@ -107,8 +107,8 @@ def test_a_shell_that_ends_says_so_and_the_next_command_has_a_new_one(pool, comm
 
 @pytest.mark.parametrize("ending", ["sleep 9; exit 3", "(sleep 9) & wait; exit 3", "set -e; sleep 9"])
 def test_a_shell_that_ends_because_its_command_was_stopped(pool, ending):
-    for _ in range(5):  # which of the two comes first is a race
-        results, jobs = say(pool, f"X=1; echo before; {ending}", "echo ${X-new}", timeout_s=0.3)
+    for _ in range(3):  # which of the two comes first is a race
+        results, jobs = say(pool, f"X=1; echo before; {ending}", "echo ${X-new}", timeout_s=0.2)
         assert (results[0].outcome, results[0].stdout) == ("timeout", "before\n")
         assert (results[1].outcome, jobs) == ("ok", 0)
 
@@ -123,17 +123,6 @@ def test_a_shell_killed_between_commands_says_its_last_words_with_the_next(pool,
             assert (result.outcome, result.stdout, sandbox.jobs) == ("ok", "last\n/workspace\n", 0)
             assert ENDED in result.stderr
             trace.wait_until_gone()
-
-    asyncio.run(go())
-
-
-def test_a_shell_killed_from_outside_is_replaced(pool):
-    async def go():
-        async with await pool.acquire({}) as sandbox:
-            pid = (await sandbox.shell("echo $$")).stdout.strip()
-            await sandbox.run(["sh", "-c", f"kill -9 {pid}"])
-            assert (await sandbox.run(until_ended(pid))).outcome == "ok"
-            assert (await sandbox.shell("echo new")).stdout == "new\n"
 
     asyncio.run(go())
 

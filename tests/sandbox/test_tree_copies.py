@@ -43,7 +43,7 @@ open("sparse/file", "wb").truncate(30 << 20); open("sparse/end", "wb").write(b"x
 with open("sparse/end", "r+b") as file: file.seek(20 << 20); file.write(b"y")
 os.utime("plain", ns=(5, 6_000_000_007)); os.utime("link", (8, 9), follow_symlinks=False)
 here = os.getcwd()
-for _ in range(1500 if not os.environ.get("SHALLOW") else 100): os.mkdir("d"); os.chdir("d")
+for _ in range(1100 if not os.environ.get("SHALLOW") else 100): os.mkdir("d"); os.chdir("d")
 open("deepest", "w").write("d"); os.chdir(here)
 os.chmod("plain", 0o751); os.chmod("shut", 0); os.chmod("closed/below", 0o400); os.utime("closed/below", (1, 2))
 os.chmod("closed", 0); os.chmod("d", 0o711); os.utime("d", (3, 4))
@@ -87,11 +87,11 @@ def test_a_copied_workspace_is_whole_whatever_a_command_made_of_it(backend, monk
     async def work():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
-            pool = LocalSandboxPool(SandboxLimits(), backend=backend, size=4, overlays=False)
+            pool = LocalSandboxPool(SandboxLimits(), backend=backend, size=3, overlays=False)
         async with pool, await pool.acquire({"awkward.py": AWKWARD, "look.py": LOOK}) as one:
             made = await one.run([*words, "python", "awkward.py"])
             assert made.outcome == "ok", made
-            others = await asyncio.gather(*(one.fork() for _ in range(3)))  # at once: they copy the same layer
+            others = await asyncio.gather(*(one.fork() for _ in range(2)))  # at once: they copy the same layer
             for sandbox in (*others, one):
                 looked = await sandbox.run(["python", "look.py"])
                 assert (looked.stdout, looked.stderr) == (shown, "")

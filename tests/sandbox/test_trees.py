@@ -207,16 +207,6 @@ def test_folders_that_cannot_be_trees_are_named(pool, tmp_path):
             pool.tree(path)
 
 
-def test_trees_of_another_pool_are_refused(pool, folder):
-    async def work(pool):
-        async with LocalSandboxPool(LIMITS, size=2) as other:
-            tree = other.tree(folder)
-            with pytest.raises(UserError, match="of another sandbox pool"):
-                await pool.acquire({}, tree)
-
-    in_pool(pool, work)
-
-
 def test_a_refused_tree_leaves_its_place_to_the_next_who_waits(folder):
     async def work():
         async with LocalSandboxPool(LIMITS, size=1) as pool, LocalSandboxPool(LIMITS, size=1) as other:
@@ -256,6 +246,7 @@ def test_a_chain_of_snapshots_has_an_end(pool, monkeypatch):
     in_pool(pool, work)
 
 
+@pytest.mark.slow
 def test_two_hundred_snapshots_fit_into_the_kernels_page(pool):
     async def work(pool):
         async with await pool.acquire({}) as sandbox:

@@ -1,7 +1,6 @@
 """Validation: tasks that are valid, flaky, solved, wrong or unknown."""
 
 import asyncio
-from dataclasses import replace
 
 from composer_jax.demo import bugfix
 from composer_jax.demo.generate import generate
@@ -13,39 +12,31 @@ BROKEN = "def one():\n    return 2\n"
 TESTS = "from one import one\n\n\ndef test_one():\n    assert one() == 1\n"
 
 
-def make(tmp_path, packages, code, gold, name):
+def make(tmp_path, packages, code, metadata, name):
     repository = lay(tmp_path / name, {"one.py": code, "test_one.py": TESTS})
     grader = SuiteGrader(("test_one.py::test_one",), timeout_s=10)
-    return Task(
-        name,
-        "repository",
-        "train",
-        "Repair it.",
-        {},
-        ("finish",),
-        grader,
-        {"gold": {"one.py": gold}},
-        repository=repository,
-        packages=packages,
-    )
+    more = {"metadata": metadata, "repository": repository, "packages": packages}
+    return Task(name, "repository", "train", "Repair it.", {}, ("finish",), grader, **more)
 
 
 def test_every_task_gets_its_verdict(pool, packages, tmp_path):
     right = BROKEN.replace("2", "1")
-    flaky = "import random\n\n\ndef one():\n    return random.SystemRandom().choice([1] * 9 + [2] * 9)\n"
+    patch = "--- a/one.py\n+++ b/one.py\n@@ -1,2 +1,2 @@\n def one():\n-    return 2\n+    return 1\n"
     tasks = [
-        make(tmp_path, packages, BROKEN, right, "valid"),
-        make(tmp_path, packages, right, right, "solved"),
-        make(tmp_path, packages, BROKEN, BROKEN, "wrong"),
-        make(tmp_path, packages, BROKEN, flaky, "flaky"),
+        make(tmp_path, packages, BROKEN, {"gold": {"one.py": right}}, "valid"),
+        make(tmp_path, packages, right, {"gold": {"one.py": right}}, "solved"),
+        make(tmp_path, packages, BROKEN, {"gold": {"one.py": BROKEN}}, "wrong"),
+        make(tmp_path, packages, BROKEN, {}, "without a known solution"),
+        make(tmp_path, packages, BROKEN, {"gold_patch": patch}, "of SWE-bench"),
         bugfix.generate("train", 0, 0, bugs=2),
     ]
     done = []
-    validations = asyncio.run(validate(tasks, pool, runs=2, jobs=4, after_task=done.append))
-    assert [one.verdict for one in validations[:3]] == ["valid", "solved", "wrong"]
+    validations = asyncio.run(validate(tasks, pool, runs=1, jobs=4, after_task=done.append))
+    assert [one.verdict for one in validations] == ["valid", "solved", "wrong", "unknown", "valid", "valid"]
     assert validations[1].detail.startswith("no-op scores 1") and validations[2].detail.startswith("gold scores 0")
-    assert validations[4].valid and validations[4].gold == (1.0, 1.0)
+    assert gold_changes(tasks[3]) is None and (validations[3].nothing, validations[3].gold) == ((0.0,), ())
     assert sorted(one.task_id for one in done) == sorted(task.id for task in tasks)
+    assert asyncio.run(validate(tasks[-1:], pool, runs=2))[0].gold == (1.0, 1.0)
 
 
 def test_verdicts_of_rewards():
@@ -57,19 +48,6 @@ def test_verdicts_of_rewards():
     assert verdict((0.0, 1.0), (1.0, 1.0)) == "flaky"
     assert verdict((1.0, 1.0), (1.0, 1.0)) == "solved"
     assert verdict((0.0, 0.0), (0.0, 0.0)) == "wrong"
-
-
-def test_a_task_without_a_known_solution_is_graded_untouched_only(pool, packages, tmp_path):
-    task = replace(make(tmp_path, packages, BROKEN, BROKEN, "t"), metadata={})
-    assert gold_changes(task) is None
-    validation = asyncio.run(validate([task], pool, runs=1))[0]
-    assert (validation.verdict, validation.nothing, validation.gold) == ("unknown", (0.0,), ())
-
-
-def test_the_solution_of_a_swe_bench_row_is_known(pool, packages, tmp_path):
-    patch = "--- a/one.py\n+++ b/one.py\n@@ -1,2 +1,2 @@\n def one():\n-    return 2\n+    return 1\n"
-    task = replace(make(tmp_path, packages, BROKEN, BROKEN, "t"), metadata={"gold_patch": patch})
-    assert asyncio.run(validate([task], pool, runs=1))[0].valid
 
 
 def test_a_task_that_cannot_be_graded_here_stops_no_other(pool, monkeypatch, tmp_path):

@@ -1,4 +1,4 @@
-"""The compact format: reasons of malformed calls, spliced ids, text for people. test_formats.py has what all formats share."""
+"""The compact format: reasons of malformed calls, spliced ids, text. test_formats.py has what all formats share."""
 
 import pytest
 from hypothesis import given, settings
@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from composer_jax.data.chat.compact import parse_assistant, render_assistant, render_message, splice, to_text
 from composer_jax.data.chat.messages import MalformedToolCall, ToolCall
 from composer_jax.data.tokenizer import Tokenizer
+
 
 @pytest.fixture(scope="module")
 def tok() -> Tokenizer:
