@@ -70,7 +70,7 @@ def test_place_puts_any_values_where_the_tokens_are():
 
 
 def test_too_long_and_empty_documents():
-    with pytest.raises(UserError, match=r"2 of 3 documents are longer than a row of 16 tokens \(the longest has 30\)"):
+    with pytest.raises(UserError, match="2 of 3 documents .*30"):
         pack_documents(documents([17, 3, 30]), seq_len=S, batch_size=B)
     with pytest.raises(ValueError, match="document 1 is empty"):
         pack_documents(documents([3, 0]), seq_len=S, batch_size=B)

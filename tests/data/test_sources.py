@@ -37,26 +37,15 @@ def test_sources_are_built_by_name_and_by_import_path(inputs):
     assert sum((batch.segments == 0).any(axis=1)) == 6
 
 
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        (SourceConfig(USERS, options={"times": 2}), "config.pretrain.sources.x.options={'times': 2} do not fit"),
-        (SourceConfig("no.such.module:source"), "pretrain.sources.x.kind='no.such.module:source' cannot be imported"),
-    ],
-    ids=str,
-)
-def test_sources_that_cannot_be_built_are_refused(inputs, config, message):
-    with pytest.raises(UserError, match=message):
-        make_sources({"x": config}, inputs)
-
-
-def test_a_value_out_of_range_is_refused_by_its_name():
-    with pytest.raises(
-        UserError, match="pretrain.sources.NAME.kind='copying' is unknown; use one of documents, prepared, source_tree"
+def test_sources_that_cannot_be_built_are_refused(inputs):
+    for make, word in (
+        (lambda: SourceConfig(USERS, options={"times": 2}), "options={'times': 2} do not fit"),
+        (lambda: SourceConfig("no.such.module:source"), "'no.such.module:source' cannot be imported"),
+        (lambda: SourceConfig("copying"), "'copying' is unknown; use one of documents, prepared, source_tree"),
+        (lambda: SourceConfig("documents", -0.5), "weight=-0.5"),
     ):
-        SourceConfig("copying")
-    with pytest.raises(UserError, match="a source of pretrain.sources has weight=-0.5"):
-        SourceConfig("documents", -0.5)
+        with pytest.raises(UserError, match=word):
+            make_sources({"x": make()}, inputs)
 
 
 def texts_of(source, tok):

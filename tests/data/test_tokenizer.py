@@ -73,14 +73,9 @@ def test_digits_are_single_tokens(tok):
     assert [tok.decode([i]) for i in tok.encode("1047")] == ["1", "0", "4", "7"]
 
 
-def test_batch_is_encode_for_each(tok):
-    texts = [TEXT, "", "<|end|>", "a\ud800b"]
-    assert tok.encode_batch(texts) == [tok.encode(t) for t in texts]
-
-
 def test_training_is_deterministic_and_saved_whole(tok, tmp_path):
     again = Tokenizer.train([TEXT] * 4, vocab_size=400)
-    assert again.fingerprint == tok.fingerprint
+    assert again.fingerprint == tok.fingerprint != Tokenizer.train([TEXT] * 4, vocab_size=300).fingerprint
     path = tmp_path / "new" / "tokenizer.json"
     tok.save(path)
     loaded = Tokenizer.load(path)
@@ -90,10 +85,6 @@ def test_training_is_deterministic_and_saved_whole(tok, tmp_path):
     assert [p.name for p in path.parent.iterdir()] == ["tokenizer.json"]
 
 
-def test_other_merges_are_another_fingerprint(tok):
-    assert Tokenizer.train([TEXT] * 4, vocab_size=300).fingerprint != tok.fingerprint
-
-
 def test_vocabulary_size_is_an_upper_bound():
     assert Tokenizer.train(["ab"], vocab_size=5000).vocab_size < 5000
     with pytest.raises(UserError, match=f"100 cannot hold .* {SMALLEST_VOCABULARY}"):
@@ -101,14 +92,15 @@ def test_vocabulary_size_is_an_upper_bound():
 
 
 def test_load_refuses_what_is_not_a_tokenizer(tmp_path):
-    with pytest.raises(UserError, match="cannot read the tokenizer"):
-        Tokenizer.load(tmp_path / "missing.json")
     (tmp_path / "broken.json").write_text("{")
-    with pytest.raises(UserError, match="is not a tokenizer"):
-        Tokenizer.load(tmp_path / "broken.json")
     (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(UserError, match="cannot read the tokenizer"):
-        Tokenizer.load(tmp_path / "binary.json")
     tokenizers.Tokenizer(tokenizers.models.BPE()).save(str(tmp_path / "other.json"))
-    with pytest.raises(UserError, match="does not hold the control tokens"):
-        Tokenizer.load(tmp_path / "other.json")
+    words = {
+        "missing": "cannot read",
+        "broken": "is not a tokenizer",
+        "binary": "cannot read",
+        "other": "control tokens",
+    }
+    for name, word in words.items():
+        with pytest.raises(UserError, match=word):
+            Tokenizer.load(tmp_path / f"{name}.json")

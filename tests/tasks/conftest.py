@@ -14,7 +14,7 @@ NEEDED = ("pytest", "pluggy", "iniconfig", "packaging", "pygments")
 
 @pytest.fixture(scope="session")
 def pool():
-    pool = LocalSandboxPool(SandboxLimits(timeout_s=10), size=8)
+    pool = LocalSandboxPool(SandboxLimits(timeout_s=10), size=4)
     yield pool
     pool.kill()
 

@@ -73,34 +73,20 @@ def test_a_family_of_a_path_is_not_generated(tmp_path):
     assert source.task("memory_chain", 0).family == "memory_chain"
 
 
-@pytest.mark.parametrize(
-    ("groups", "words"),
-    [
-        (
-            {"repository": 3},
-            "rl.groups.repository=3 in rl.steps=3 are 9 tasks, .* but tasks.train holds 6",
-        ),
-        (
-            {"rust": 1, "repository": 1},
-            "family 'rust'; tasks.families has bugfix, memory_chain, and those of tasks.train, repository",
-        ),
-    ],
-)
-def test_groups_that_the_path_cannot_fill_are_refused(tmp_path, groups, words):
+def test_groups_that_the_path_cannot_fill_and_paths_that_no_group_names_are_refused(tmp_path):
     source = source_of(0, written(tmp_path, "train", range(6))[0])
-    with pytest.raises(UserError, match=words):
-        source.require(groups, 3)
-
-
-def test_a_path_that_no_group_asks_for_is_refused(tmp_path):
-    source = source_of(0, written(tmp_path, "train", range(2))[0])
-    with pytest.raises(UserError, match=r"holds tasks of repository, and rl\.groups names none of them; set rl.groups"):
-        source.require({"bugfix": 1, "repository": 0}, 1)
-
-
-def test_a_family_that_needs_a_path_is_named():
-    with pytest.raises(UserError, match="family 'repository'.*tasks.train is empty"):
-        source_of(0).require({"repository": 1}, 3)
+    for of, groups, words in (
+        (source, {"repository": 3}, "are 9 tasks, .* but tasks.train holds 6"),
+        (
+            source,
+            {"rust": 1, "repository": 1},
+            "family 'rust'; tasks.families has bugfix, memory_chain, and .* repository",
+        ),
+        (source, {"bugfix": 1, "repository": 0}, r"holds tasks of repository, and rl\.groups names none of them"),
+        (source_of(0), {"repository": 1}, "family 'repository'.*tasks.train is empty"),
+    ):
+        with pytest.raises(UserError, match=words):
+            of.require(groups, 3)
 
 
 def test_tasks_of_the_other_split_and_tasks_of_both_are_refused(tmp_path):

@@ -92,8 +92,6 @@ def call(header, arguments):
         (call("functions.a b:0", "{}"), "not the id of a call"),
         (call("functions.read:0", "[]"), "not a JSON object"),
         (call("functions.read:0", '{"a":'), "not JSON"),
-        (call("functions.read:0", '{"a":NaN}'), "NaN is not a number"),
-        (call("functions.read:0", '{"a":"\\ud800"}'), "half of a surrogate pair"),
         (call("functions.read:0", '{"a":"<|im_user|>"}'), "a control token is inside the arguments"),
         ("<|tool_call_begin|>functions.read:0<|tool_call_argument_begin|>{}", "does not end with <|tool_call_end|>"),
     ],

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from composer_jax.sandbox import LocalSandboxPool, SandboxLimits
 from composer_jax.tasks.formats import ReadOptions
 
 BUGGY = "def double(x):\n    return x + 2\n\n\ndef half(x):\n    return x / 2\n"
@@ -92,10 +91,3 @@ def bench_row(project):
         "PASS_TO_PASS": '["tests/test_calc.py::test_half"]',
         "environment_setup_commit": project.base,
     }
-
-
-@pytest.fixture(scope="session")
-def pool():
-    pool = LocalSandboxPool(SandboxLimits(timeout_s=30), size=4)
-    yield pool
-    pool.kill()
