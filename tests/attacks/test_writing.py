@@ -31,9 +31,10 @@ TARGETS = {
 }
 
 
-@pytest.mark.parametrize("path", TARGETS.values(), ids=TARGETS)
-def test_a_file(attempt, path):
-    assert attempt(f"os.write(os.open({path}, os.O_WRONLY | os.O_CREAT), b'-999')") in REFUSED
+def test_a_file(attempts):
+    write = "os.write(os.open({}, os.O_WRONLY | os.O_CREAT), b'-999')"
+    answers = attempts({name: write.format(path) for name, path in TARGETS.items()})
+    assert set(answers.values()) <= set(REFUSED), answers
 
 
 def test_the_secret_of_the_host(host, attempt):
@@ -75,9 +76,9 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize(("body", "error"), CALLS.values(), ids=CALLS)
-def test_a_change(attempt, body, error):
-    assert attempt(body) == error
+def test_a_change(attempts):
+    answers = attempts({name: body for name, (body, _) in CALLS.items()})
+    assert answers == {name: error for name, (_, error) in CALLS.items()}
 
 
 def test_the_program_that_runs_cannot_be_written(attempt):
@@ -88,7 +89,7 @@ def test_the_program_that_runs_cannot_be_written(attempt):
 SOURCES = ("/usr/bin/env", "/opt/composer/inside/worker.py", "/proc/self/exe", "/dev/null", "/proc/1/environ")
 
 
-@pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("target", ["/workspace/link", "/tmp/link", "/dev/shm/link"])
-def test_a_hard_link(attempt, source, target):
-    assert attempt(f"os.link({source!r}, {target!r}, follow_symlinks=False)") in ("EXDEV", "EPERM")
+def test_a_hard_link(attempts, target):
+    answers = attempts({source: f"os.link({source!r}, {target!r}, follow_symlinks=False)" for source in SOURCES})
+    assert set(answers.values()) <= {"EXDEV", "EPERM"}, answers
