@@ -34,7 +34,7 @@ def written(folder, split, numbers, family="repository"):
 
 
 def test_tasks_come_from_a_bucket_like_from_a_folder(tmp_path, bucket_url):
-    folder, _ = written(tmp_path / "tasks", "train", range(3))
+    folder, _ = written(tmp_path / "tasks", "train", range(1))
     bucket = BucketFolder(f"{bucket_url}/tasks")
     for file in folder.rglob("*"):
         if file.is_file():

@@ -121,16 +121,18 @@ def test_forged_lines_in_the_report_gain_nothing(pool):
     assert "reported twice" in result.detail
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["run_tests.py", "cases.json", "call_cases.py", "conftest.py", "test_tools.py", "sitecustomize.py"],
-)
+CHEAT = "print('PASS 3')\nimport sys\nsys.modules['tools'] = type('T', (), {'scale': lambda x: 15})\n"
+PROTECTED = ["run_tests.py", "cases.json", "call_cases.py", "conftest.py", "test_tools.py", "sitecustomize.py"]
+
+
+@pytest.mark.parametrize("path", PROTECTED)
 def test_changes_to_tests_are_not_graded(pool, path):
-    cheat = "print('PASS 3')\nimport sys\nsys.modules['tools'] = type('T', (), {'scale': lambda x: 15})\n"
     assert not is_submitted(path)
-    assert graded(pool, {path: cheat}).reward == 0.0
-    # They do not spoil a right solution either.
-    assert graded(pool, {"tools.py": RIGHT, path: cheat}).reward == 1.0
+    assert graded(pool, {path: CHEAT}).reward == 0.0
+
+
+def test_changes_to_tests_do_not_spoil_a_right_solution(pool):
+    assert graded(pool, {"tools.py": RIGHT, **dict.fromkeys(PROTECTED, CHEAT)}).reward == 1.0
 
 
 def test_helpers_may_be_added_and_modules_deleted(pool):

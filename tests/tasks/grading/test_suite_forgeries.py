@@ -121,12 +121,14 @@ def test_changes_to_tests_and_their_configuration_are_not_graded(pool, task, pat
     files = {path: CHEATS[path], "cheat.py": CHEAT + "sys.modules['calc'] = Calc\n"}
     assert is_protected(path)
     assert grade_files(pool, task, files).reward == 0.0
-    # They do not spoil a right solution either.
+
+
+def test_changes_that_are_not_graded_do_not_spoil_a_right_solution(pool, task):
+    assert grade_files(pool, task, {**CHEATS, "calc.py": RIGHT}).reward == 1.0
+
+
+def test_the_referee_does_not_import_modules_that_shadow_its_own(pool, task):
+    names = ("json.py", "pytest.py", "_pytest/__init__.py", "xml/__init__.py", "signal.py")
+    files = dict.fromkeys(names, "import os\nos._exit(0)\n")
     assert grade_files(pool, task, {**files, "calc.py": RIGHT}).reward == 1.0
-
-
-@pytest.mark.parametrize("name", ["json.py", "pytest.py", "_pytest/__init__.py", "xml/__init__.py", "signal.py"])
-def test_the_referee_does_not_import_modules_that_shadow_its_own(pool, task, name):
-    files = {name: "import os\nos._exit(0)\n", "calc.py": RIGHT}
-    assert grade_files(pool, task, files).reward == 1.0
     assert grade_files(pool, task, {**files, "calc.py": BUGGY}).reward == 0.0
