@@ -229,11 +229,6 @@ def test_containers_of_a_crashed_owner_are_removed(engine):
     asyncio.run(go())
 
 
-def test_an_image_that_is_not_here_is_told(engine):
-    with pytest.raises(UserError, match="has no image localhost/no-such-image; pull or build it first"):
-        ContainerPool("localhost/no-such-image", engine=engine)
-
-
 def test_an_image_is_built_of_a_folder(engine, tmp_path):
     (tmp_path / "Dockerfile").write_text(f"FROM {engine.image}\nCOPY hello /workspace/hello\nWORKDIR /workspace\n")
     (tmp_path / "hello").write_text("hello")

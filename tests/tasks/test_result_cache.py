@@ -20,9 +20,6 @@ def test_keys_differ_for_different_files_and_commands():
     ]
     keys = {result_key(*other) for other in [(files, ["run"]), *others]}
     assert len(keys) == 4
-
-
-def test_keys_differ_for_names_of_any_bytes_modes_and_kinds():
     odd = [os.fsdecode(b"\xff"), os.fsdecode(b"\xfe"), "\xff"]
     changes = [{name: Change("file", b"1")} for name in odd]
     changes += [{"a": Change("file", b"1", 0o755)}, {"a": Change("file", b"1")}, {"a": Change("link", b"1")}]

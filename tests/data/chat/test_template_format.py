@@ -141,28 +141,23 @@ def test_a_template_may_refuse_two_messages_of_the_user_in_a_row(tmp_path):
         chat.user(["Summarize."])
 
 
+LOWERCASE = QWEN_JSON.replace('"normalizer":null', '"normalizer":{"type":"Lowercase"}')
+
+
 @pytest.mark.parametrize(
-    ("tokenizer", "reason"),
+    ("file", "text", "reason"),
     [
-        (None, "has no tokenizer.json"),
-        ("{", "holds no tokenizer.json that can be read"),
-        (QWEN_JSON.replace('"normalizer":null', '"normalizer":{"type":"Lowercase"}'), "does not give text back"),
+        ("tokenizer.json", "{", "holds no tokenizer.json that can be read"),
+        ("tokenizer.json", LOWERCASE, "does not give text back"),
+        ("tokenizer_config.json", "[]", "is not a JSON object"),
+        ("tokenizer_config.json", "{", "is not JSON"),
     ],
 )
-def test_tokenizers_that_cannot_be_used_are_refused(tmp_path, tokenizer, reason):
-    folder = write_folder(tmp_path, tokenizer or "", QWEN)
-    if tokenizer is None:
-        (folder / "tokenizer.json").unlink()
+def test_files_that_cannot_be_used_are_refused(tmp_path, file, text, reason):
+    folder = write_folder(tmp_path, QWEN_JSON, QWEN)
+    (folder / file).write_text(text)
     with pytest.raises(UserError, match=reason):
         load_chat_format(folder)
-
-
-def test_a_broken_config_is_refused(tmp_path):
-    folder = write_folder(tmp_path, QWEN_JSON, QWEN)
-    for text, reason in (("[]", "is not a JSON object"), ("{", "is not JSON")):
-        (folder / "tokenizer_config.json").write_text(text)
-        with pytest.raises(UserError, match=reason):
-            load_chat_format(folder)
 
 
 def encode_as_sampled(text):

@@ -127,9 +127,10 @@ def test_a_format_of_the_user_is_named_by_import_path(tmp_path, monkeypatch):
     (tmp_path / "b.note").write_text("")
     options = ReadOptions(formats=("my_formats:read_notes",))
     assert [task.instruction for task in read_tasks(tmp_path / "a.note", options)] == ["one", "two"]
-    with pytest.raises(UserError, match="b.note holds no tasks"):
-        read_tasks(tmp_path / "b.note", options)
-    with pytest.raises(UserError, match="is not a file of rows"):
-        read_tasks(tmp_path / "a.note")
-    with pytest.raises(UserError, match="tasks.formats='my_formats:nothing' cannot be imported"):
-        read_tasks(tmp_path / "a.note", ReadOptions(formats=("my_formats:nothing",)))
+    for path, formats, words in (
+        ("b.note", ("my_formats:read_notes",), "b.note holds no tasks"),
+        ("a.note", (), "is not a file of rows"),
+        ("a.note", ("my_formats:nothing",), "tasks.formats='my_formats:nothing' cannot be imported"),
+    ):
+        with pytest.raises(UserError, match=words):
+            read_tasks(tmp_path / path, ReadOptions(formats=formats))

@@ -99,16 +99,17 @@ def test_the_manifest_follows_the_format(tmp_path):
 def test_bad_directories_are_refused(tmp_path):
     task = generate("bugfix", "train", 0, 0)
     root = write_task(task, tmp_path / "task")
-    with pytest.raises(UserError, match="is not empty"):
-        write_task(task, root)
-    with pytest.raises(UserError, match="the task in .*nowhere cannot be read"):
-        read_task(tmp_path / "nowhere")
-    (root / "task.toml").write_text("[metadata.composer]\nid = 'x'\n")
-    with pytest.raises(UserError, match="lacks 'family'"):
-        read_task(root)
-    (root / "task.toml").write_text("not toml")
-    with pytest.raises(UserError, match="cannot be read"):
-        read_task(root)
+    lacking, broken = (write_task(task, tmp_path / name) for name in ("lacking", "broken"))
+    (lacking / "task.toml").write_text("[metadata.composer]\nid = 'x'\n")
+    (broken / "task.toml").write_text("not toml")
+    for use, word in (
+        (lambda: write_task(task, root), "is not empty"),
+        (lambda: read_task(tmp_path / "nowhere"), "nowhere cannot be read"),
+        (lambda: read_task(lacking), "lacks 'family'"),
+        (lambda: read_task(broken), "cannot be read"),
+    ):
+        with pytest.raises(UserError, match=word):
+            use()
 
 
 @pytest.mark.parametrize("path", ["../out.py", "/etc/passwd", "a/../../b", "", "a\\b"])

@@ -276,12 +276,13 @@ def test_tests_can_be_hidden_and_every_candidate_is_tried(built, large_pool, tmp
 
 
 def test_suites_that_do_not_run_raise_one_sentence(large_pool, packages, tmp_path):
-    empty = lay(tmp_path / "empty", {"a.py": "x = 1\n"})
-    with pytest.raises(UserError, match="the suite of .*empty does not run: no test was collected"):
-        asyncio.run(run_baseline(empty, tmp_path / "one", large_pool, packages, runs=1))
-    failing = lay(tmp_path / "failing", {"test_a.py": "def test_a():\n    assert 0\n"})
-    with pytest.raises(UserError, match="no test of .*failing passed in all of 1 runs"):
-        asyncio.run(run_baseline(failing, tmp_path / "two", large_pool, packages, runs=1))
+    for name, files, words in (
+        ("empty", {"a.py": "x = 1\n"}, "the suite of .*empty does not run: no test was collected"),
+        ("failing", {"test_a.py": "def test_a():\n    assert 0\n"}, "no test of .*failing passed in all of 1 runs"),
+    ):
+        suite = lay(tmp_path / name, files)
+        with pytest.raises(UserError, match=words):
+            asyncio.run(run_baseline(suite, tmp_path / f"pristine {name}", large_pool, packages, runs=1))
 
 
 def test_mutate_stands_for_all_kinds_of_mutation(tmp_path, packages):
@@ -290,13 +291,14 @@ def test_mutate_stands_for_all_kinds_of_mutation(tmp_path, packages):
 
 
 def test_bad_requests_are_refused(tmp_path, packages):
-    with pytest.raises(UserError, match="'stup' is not a kind of task; use mutate, or some of mutate:"):
-        BuildRequest(tmp_path, tmp_path / "out", 1, kinds=("stup",), packages=packages)
-    with pytest.raises(UserError, match="the tests need pytest"):
-        BuildRequest(tmp_path, tmp_path / "out", 1)
-    lay(tmp_path, {"out/a": ""})
-    with pytest.raises(UserError, match="is not empty; give a new folder"):
-        BuildRequest(tmp_path, tmp_path / "out", 1, packages=packages)
+    lay(tmp_path, {"full/a": ""})
+    for out, more, word in (
+        ("out", {"kinds": ("stup",), "packages": packages}, "'stup' is not a kind of task"),
+        ("out", {}, "the tests need pytest"),
+        ("full", {"packages": packages}, "is not empty"),
+    ):
+        with pytest.raises(UserError, match=word):
+            BuildRequest(tmp_path, tmp_path / out, 1, **more)
 
 
 def test_the_repository_s_own_configuration_is_named(tmp_path):

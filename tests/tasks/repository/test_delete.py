@@ -36,10 +36,6 @@ def test_a_feature_goes_with_its_helpers_constants_imports_and_exports(shop, cov
     assert "parse_coupon" not in init
     code = "from shop import *; import shop; print(apply_coupon(10, 50), hasattr(shop, 'parse_coupon'))"
     assert run_with(shop, deletion, code) == "5.0 False"
-
-
-def test_removed_holds_the_exact_lines(shop, coverage):
-    deletion = feature(shop, coverage, "shop/coupons.py::parse_coupon")
     old = "".join(shop[path] for path in sorted(deletion.files))
     assert all(block in old for block in deletion.removed)
     assert any("def _checked(percent):\n    return min(percent" in block for block in deletion.removed)
