@@ -1,6 +1,7 @@
 """What the tests of the learner share that takes time to make."""
 
 import dataclasses
+import functools
 import math
 
 import jax
@@ -21,17 +22,21 @@ def weights():
 
 @pytest.fixture(scope="session")
 def new_learner():
-    """(mesh sizes, dispatch=, config=, loss= and those of Learner) -> a Learner on as many devices as the mesh has."""
+    """(mesh sizes, dispatch=, config=, loss= and those of Learner) -> a Learner on as many devices as the mesh has.
 
-    def make(sizes=None, *, reduction="collective", dispatch="dense", loss=None, config=CONFIG, reduce_dtype="float32"):
-        sizes = sizes or {}
-        mesh = make_mesh(jax.devices()[: math.prod(sizes.values())], **sizes)
+    Equal arguments give the same Learner, and so its compiled programs, while it is one of the last eight.
+    """
+
+    @functools.lru_cache(maxsize=8)
+    def make(sizes, dispatch, loss, config, **how):
+        mesh = make_mesh(jax.devices()[: math.prod(size for _, size in sizes)], **dict(sizes))
         definition = ModelDef(dataclasses.replace(config, dispatch=dispatch))
-        loss = loss or LanguageLoss(LanguageLossConfig(mtp_weight=0.3, balance_weight=0.1))
-        how = dict(reduction=reduction, reduce_dtype=reduce_dtype, router_bias_update_rate=BIAS_RATE)
-        return Learner(definition, OPTIMIZER, loss, mesh, **how)
+        return Learner(definition, OPTIMIZER, loss, mesh, router_bias_update_rate=BIAS_RATE, **how)
 
-    return make
+    default = LanguageLoss(LanguageLossConfig(mtp_weight=0.3, balance_weight=0.1))
+    return lambda sizes=None, *, dispatch="dense", loss=default, config=CONFIG, **how: make(
+        tuple((sizes or {}).items()), dispatch, loss, config, **how
+    )
 
 
 @pytest.fixture(scope="session")

@@ -113,15 +113,16 @@ POLICY_BATCH = BATCH | {name: BATCH["weights"] - 0.5 for name in ("advantages", 
 TRUSTING = PolicyLoss(PolicyLossConfig(ratio_low=2.0))  # every ratio below 1 is in the trust region
 
 
-@pytest.mark.parametrize("sizes", [{}, {"data": 2, "expert": 2}], ids=str)
 @pytest.mark.parametrize(
-    ("loss", "batch"), [(LanguageLoss(), BATCH), (TRUSTING, POLICY_BATCH)], ids=["language", "policy"]
+    ("loss", "batch", "sizes"),
+    [(LanguageLoss(), BATCH, {}), (TRUSTING, POLICY_BATCH, {"data": 2, "expert": 2})],
+    ids=["language", "policy"],
 )
-def test_a_loss_without_mtp_leaves_the_mtp_modules_as_they_are(new_learner, weights, sizes, loss, batch):
+def test_a_loss_without_mtp_leaves_the_mtp_modules_as_they_are(new_learner, weights, loss, batch, sizes):
     """Bit for bit: neither momentum nor weight decay moves them."""
     learner = new_learner(sizes, loss=loss)
     state = learner.init_state(*weights)
-    for _ in range(20):
+    for _ in range(4):
         state, _ = learner.step(state, [batch], NORMALISER)
     after = jax.tree.map(np.asarray, state.params)
     chex.assert_trees_all_equal(after.pop("mtp"), weights[0]["mtp"])
@@ -130,13 +131,10 @@ def test_a_loss_without_mtp_leaves_the_mtp_modules_as_they_are(new_learner, weig
     assert not any(jax.tree.leaves(jax.tree.map(np.array_equal, after, trained)))
 
 
-@pytest.mark.parametrize(
-    ("loss", "batch"), [(LanguageLoss(), BATCH), (TRUSTING, POLICY_BATCH)], ids=["language", "policy"]
-)
-def test_a_network_without_experts_learns_and_has_no_metrics_of_experts(new_learner, loss, batch):
-    config = small(**LLAMA, n_layers=2, qkv_bias=True)
+def test_a_network_without_experts_learns_and_has_no_metrics_of_experts(new_learner):
+    config, batch = small(**LLAMA, n_layers=2, qkv_bias=True), POLICY_BATCH
     weights = random_weights(config)
-    learner = new_learner(config=config, loss=loss)
+    learner = new_learner(config=config, loss=TRUSTING)
     state = learner.init_state(*weights)
     rows = []
     for _ in range(3):
@@ -146,12 +144,8 @@ def test_a_network_without_experts_learns_and_has_no_metrics_of_experts(new_lear
     assert not rows[0].keys() & {"counts", "dropped", "load_imbalance", "router_entropy"}
     assert all(np.isfinite(list(row.values())).all() for row in rows)
     assert state.router_bias == {}
-    assert learner.evaluate(state, [batch]).keys() == rows[0].keys() - {
-        "grad_norm",
-        "learning_rate",
-        "skipped",
-        "log_ratio",
-    }
+    of_steps = {"grad_norm", "learning_rate", "skipped", "log_ratio"}
+    assert learner.evaluate(state, [batch]).keys() == rows[0].keys() - of_steps
     assert not any(jax.tree.leaves(jax.tree.map(np.array_equal, jax.device_get(state.params), weights[0])))
 
 
@@ -245,9 +239,8 @@ def test_evaluate_computes_no_gradient(learner, weights):
         assert value == pytest.approx(float(expected[name]), rel=1e-6), name
 
 
-@pytest.mark.parametrize("sizes", [{"replica": 2}, {"data": 2, "context": 2, "tensor": 2}], ids=str)
-def test_evaluate_on_a_mesh_is_that_of_one_device(new_learner, learner, weights, sizes):
-    sharded = new_learner(sizes, reduction="host")
+def test_evaluate_on_a_mesh_is_that_of_one_device(new_learner, learner, weights):
+    sharded = new_learner({"replica": 2, "context": 2, "tensor": 2}, reduction="host")
     sums = sharded.evaluate(sharded.init_state(*weights), HALVES)
     for name, value in learner.evaluate(learner.init_state(*weights), HALVES).items():
         assert sums[name] == pytest.approx(value, rel=1e-5), name

@@ -1,6 +1,7 @@
 """Muon against optax, and on every kind of mesh against one device."""
 
 import functools
+import math
 
 import chex
 import jax
@@ -31,15 +32,16 @@ NETWORKS = {
 }
 
 
-def make_learner(network: str, sizes: dict[str, int], reduction="collective") -> Learner:
-    mesh = make_mesh(jax.devices()[: int(np.prod([*sizes.values()]))], **sizes)
+@functools.cache
+def make_learner(network: str, sizes: tuple[tuple[str, int], ...] = (), reduction="collective") -> Learner:
+    mesh = make_mesh(jax.devices()[: math.prod(size for _, size in sizes)], **dict(sizes))
     optimizer = make_optimizer(MUON, steps=10)
     return Learner(ModelDef(NETWORKS[network]), optimizer, LanguageLoss(), mesh, reduction=reduction)
 
 
 @functools.cache
 def two_steps(network: str, sizes: tuple[tuple[str, int], ...] = (), reduction="collective"):
-    learner = make_learner(network, dict(sizes), reduction)
+    learner = make_learner(network, sizes, reduction)
     state = learner.init_state(*random_weights(NETWORKS[network]))
     for _ in range(2):
         state, _ = learner.step(state, [BATCH], NORMALISER)
@@ -64,7 +66,7 @@ def test_two_steps_are_those_of_one_device(network, sizes, reduction):
 
 def test_matrices_are_exchanged_and_not_gathered():
     """Each device of a mesh of FSDP and tensor parallelism orthogonalises different matrices."""
-    learner = make_learner("llama", {"data": 2, "context": 2, "tensor": 2})
+    learner = make_learner("llama", (("data", 2), ("context", 2), ("tensor", 2)))
     batch = {name: jax.ShapeDtypeStruct(value.shape, value.dtype) for name, value in BATCH.items()}
     function, arguments, keywords = learner.programs(batch)["update"]
     text = function.lower(*arguments, **keywords).compile().as_text()
@@ -127,7 +129,7 @@ def test_directions_are_those_of_optax_by_layer_expert_and_head():
 
 def update_cost(sizes: dict[str, int]) -> Region:
     """What the update of a network of two layers computes under shard_map."""
-    learner = make_learner("llama", sizes)
+    learner = make_learner("llama", tuple(sizes.items()))
     batch = {name: jax.ShapeDtypeStruct(value.shape, value.dtype) for name, value in BATCH.items()}
     function, arguments, keywords = learner.programs(batch)["update"]
     (program,) = per_device_programs(function.trace(*arguments, **keywords).jaxpr)
@@ -153,7 +155,7 @@ def test_the_planner_counts_the_products_of_newton_schulz():
 
 def test_matrices_have_one_moment_and_other_weights_two():
     config = NETWORKS["llama"]
-    learner = make_learner("llama", {})
+    learner = make_learner("llama")
     shapes = jax.tree.leaves(learner.abstract_state().optimizer)
     axes = jax.tree.leaves(ModelDef(config).matrix_axes())
     assert all(isinstance(of, MatrixAxes) for of in axes)
@@ -162,7 +164,7 @@ def test_matrices_have_one_moment_and_other_weights_two():
 
 
 def test_a_checkpoint_has_the_whole_state(tmp_path):
-    learner = make_learner("llama", {})
+    learner = make_learner("llama")
     state = learner.init_state(*random_weights(NETWORKS["llama"]))
     state, _ = learner.step(state, [BATCH], NORMALISER)
     with CheckpointStore(tmp_path) as store:

@@ -1,5 +1,7 @@
 """optimizer.offload: the optimizer's state lies in the host's memory, and training is the same bit for bit."""
 
+import functools
+
 import chex
 import jax
 import numpy as np
@@ -23,6 +25,7 @@ NORMALISER = float(BATCH["weights"].sum())
 NETWORK = small(**LLAMA, n_layers=2, param_dtype="bfloat16")  # with master weights
 
 
+@functools.cache
 def make_learner(name, offload, reduction="collective"):
     config = OptimizerConfig(name=name, peak=0.02, offload=offload)
     sizes = {"replica": 2} if reduction == "host" else {"data": 2, "tensor": 2}
@@ -42,9 +45,7 @@ def two_steps(learner):
     return state, metrics
 
 
-@pytest.mark.parametrize(
-    ("name", "reduction"), [("adamw", "collective"), ("muon", "collective"), ("adamw", "host")], ids=str
-)
+@pytest.mark.parametrize(("name", "reduction"), [("muon", "collective"), ("adamw", "host")], ids=str)
 def test_steps_are_the_same_and_the_state_is_in_host_memory(name, reduction):
     learner = make_learner(name, True, reduction)
     first = learner.init_state(*random_weights(NETWORK))
@@ -60,7 +61,7 @@ def test_steps_are_the_same_and_the_state_is_in_host_memory(name, reduction):
 
 
 def test_a_checkpoint_returns_to_host_memory(tmp_path):
-    learner = make_learner("adamw", True)
+    learner = make_learner("adamw", True, "host")
     state, _ = two_steps(learner)
     with CheckpointStore(tmp_path) as store:
         save_state(store, state)
