@@ -196,16 +196,16 @@ def test_weights_of_a_mesh(folder):
     assert {path.name for path in local_shards(weights)} == {"a/w", "b"} and len(local_shards(weights)) == 3
     jax.tree.map(np.testing.assert_array_equal, as_tree(receiver.arrays, weights), host)
     as_tree(receiver.arrays, {"b": np.zeros(())})
-    with pytest.raises(UserError, match="another network: c is missing"):
-        as_tree(receiver.arrays, {"c": np.zeros(())})
-    with pytest.raises(UserError, match=r"another network: a/w has the shape \(4, 8\), not \(4, 9\)"):
-        as_tree(receiver.arrays, {"a": {"w": np.zeros((4, 9))}, "b": np.zeros(())})
+    for tree, words in (({"c": 0}, "c is missing"), ({"a": {"w": np.zeros((4, 9))}, "b": 0}, r"a/w .*\(4, 8\)")):
+        with pytest.raises(UserError, match=f"another network: {words}"):
+            as_tree(receiver.arrays, jax.tree.map(np.asarray, tree))
 
 
 def test_folders_and_intervals_that_mean_nothing(tmp_path):
-    with pytest.raises(UserError, match="anchor_every=0 is below 1"):
-        WeightPublisher(str(tmp_path), anchor_every=0)
-    with pytest.raises(UserError, match="no version of the weights, not any"):
-        WeightReceiver(str(tmp_path)).receive()
-    with pytest.raises(UserError, match="is not a readable folder"):
-        WeightReceiver("nosuch://x")
+    for call, words in (
+        (lambda: WeightPublisher(str(tmp_path), anchor_every=0), "anchor_every=0"),
+        (lambda: WeightReceiver(str(tmp_path)).receive(), "no version"),
+        (lambda: WeightReceiver("nosuch://x"), "not a readable folder"),
+    ):
+        with pytest.raises(UserError, match=words):
+            call()

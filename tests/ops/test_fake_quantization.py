@@ -76,13 +76,13 @@ def random_rows(seed: int, rows: int, width: int) -> np.ndarray:
 
 @pytest.mark.parametrize("name", FAKE)
 @settings(max_examples=many(12), deadline=None)
-@given(seed=st.integers(0, 10**6), width=st.sampled_from([1, 15, 16, 32, 33, 70, 128]))
+@given(seed=st.integers(0, 10**6), width=st.sampled_from([1, 16, 33, 70]))
 def test_every_number_is_that_of_a_loop(name, seed, width):
     x = random_rows(seed, 3, width)
     expected = np.stack([ORACLES[name](row) for row in x]).astype(F32)
-    actual = np.asarray(jax.jit(FAKE[name], static_argnums=1)(x, 1))
-    np.testing.assert_array_equal(actual, expected)
-    np.testing.assert_array_equal(np.asarray(FAKE[name](jnp.asarray(x.T), 0)), expected.T)
+    fake = jax.jit(FAKE[name], static_argnums=1)
+    np.testing.assert_array_equal(fake(x, 1), expected)
+    np.testing.assert_array_equal(fake(x.T, 0), expected.T)
 
 
 @pytest.mark.parametrize(

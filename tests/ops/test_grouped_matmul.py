@@ -38,7 +38,7 @@ def ours(form, x, w, sizes, dy):
 
 
 @FORMS
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(
     sizes=st.lists(st.sampled_from([0, 0, 1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 3]), min_size=3, max_size=3),
     left_over=st.sampled_from([0, 1, BLOCK]),

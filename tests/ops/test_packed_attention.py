@@ -70,11 +70,15 @@ def kernel_of_two(*args, **kwargs):
 
 
 @pytest.mark.parametrize("form", [products, kernel, kernel_of_two])
-@pytest.mark.parametrize("order", [WHOLE, SECOND_OF_TWO], ids=["whole", "part"])
 @pytest.mark.parametrize(
-    ("window", "windowed", "sinks"),
-    [(None, False, None), (WINDOW, True, SINKS), (WINDOW, False, SINKS)],
-    ids=["full", "window", "full_of_windows"],
+    ("order", "window", "windowed", "sinks"),
+    [
+        (WHOLE, None, False, None),
+        (SECOND_OF_TWO, None, False, None),
+        (SECOND_OF_TWO, WINDOW, True, SINKS),
+        (WHOLE, WINDOW, False, SINKS),
+    ],
+    ids=["full", "part_of_full", "part_of_window", "full_of_windows"],
 )
 def test_every_form_equals_a_plain_softmax(monkeypatch, form, order, window, windowed, sinks):
     monkeypatch.setattr(splash, "BLOCK", 128)
@@ -86,8 +90,10 @@ def test_every_form_equals_a_plain_softmax(monkeypatch, form, order, window, win
         assert relative_error(f, w) < 2e-5
 
 
-@pytest.mark.parametrize("form", [products, kernel, kernel_of_two])
-@pytest.mark.parametrize(("window", "sinks"), [(None, None), (WINDOW, SINKS)], ids=["full", "window"])
+@pytest.mark.parametrize(
+    ("form", "window", "sinks"),
+    [(products, WINDOW, SINKS), (kernel, None, None), (kernel, WINDOW, SINKS), (kernel_of_two, None, None)],
+)
 def test_padding_attends_to_nothing(monkeypatch, form, window, sinks):
     """Outputs and gradients of documents are those without padding, and those of padding are zero.
 

@@ -42,8 +42,9 @@ def on_devices(function, x, devices: int):
     return np.asarray(mapped(x[:, cut]))[:, np.argsort(cut)]
 
 
-@pytest.mark.parametrize("devices", [1, 2, 4, 8])
-@pytest.mark.parametrize("shape", [(2, LENGTH), (2, LENGTH, 3)], ids=str)
+@pytest.mark.parametrize(
+    ("devices", "shape"), [(1, (2, LENGTH)), (2, (2, LENGTH, 3)), (4, (2, LENGTH)), (8, (2, LENGTH, 3))], ids=str
+)
 def test_neighbours_across_chunks(devices, shape):
     x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
     later, earlier = np.roll(x, -1, axis=1), np.roll(x, 1, axis=1)

@@ -86,12 +86,9 @@ def test_an_axis_of_minus_one_takes_the_remaining_devices():
     eight = Slice("v5e:2x4", None, (2, 4), tuple(jax.devices()))
     sizes = {"replica": 1, "data": -1, "expert": 2, "context": 1, "tensor": 1}
     assert eight.mesh(sizes).shape["data"] == 4
-    with pytest.raises(UserError, match="8 devices do not divide over expert=3, which leaves none for data=-1"):
-        eight.mesh(sizes | {"expert": 3})
-    with pytest.raises(UserError, match="Only one mesh axis can be -1, not data and expert"):
-        eight.mesh(sizes | {"expert": -1})
-    with pytest.raises(UserError, match="needs 6 devices, but there are 8"):
-        eight.mesh(sizes | {"data": 3})
+    for changes, words in (({"expert": 3}, "leaves none"), ({"expert": -1}, "Only one"), ({"data": 3}, "6 devices")):
+        with pytest.raises(UserError, match=words):
+            eight.mesh(sizes | changes)
 
 
 @pytest.mark.parametrize("name", ["v9:2x2", "v5p", "v5e:2", "v5p:2xx2"])
@@ -105,14 +102,9 @@ def test_dimensions_of_other_chips():
         tpu_slice("v5p:4x4")
 
 
-def test_unknown_stages():
-    with pytest.raises(UserError, match="--stage=decode is unknown; the stages are pretrain, sft, rl, evaluate"):
-        plan_stage(small_config(), "v5e:2x2", "decode")
-
-
 def test_an_unknown_stage_is_told_before_libtpu_is_needed(monkeypatch):
     monkeypatch.setitem(sys.modules, "libtpu", None)
-    with pytest.raises(UserError, match="--stage=decode is unknown"):
+    with pytest.raises(UserError, match="--stage=decode is unknown; the stages are pretrain"):
         plan_stage(small_config(), "v5e:2x2", "decode")
 
 
