@@ -1,5 +1,7 @@
 """One small model and one sampler for all that a single device can show."""
 
+import contextlib
+import functools
 import math
 
 import jax
@@ -7,10 +9,38 @@ import pytest
 
 from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.mesh import make_mesh
+from composer_jax.sampler import runner
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.engine import Sampler
 from tests.models.small import random_weights
 from tests.sampler.conversations import CONFIG, END
+
+PROGRAMS = {
+    name: functools.lru_cache(maxsize=16)(getattr(runner, name))
+    for name in (f"{kind}_program" for kind in ("cache", "prefill", "score", "decode", "verify", "mtp"))
+}
+
+
+@contextlib.contextmanager
+def sharing_programs():
+    """Samplers of one network, mesh and settings get the same jitted programs, which compile once for all of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, program in PROGRAMS.items():
+            patch.setattr(runner, name, program)
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shared_programs():
+    with sharing_programs():
+        yield
+
+
+@pytest.fixture
+def nothing_shared():
+    """For a test of what a new sampler compiles."""
+    for program in PROGRAMS.values():
+        program.cache_clear()
 
 
 @pytest.fixture(scope="session")
@@ -25,8 +55,9 @@ def new_sampler(weights):
     def make(sizes=None, model=CONFIG, weights=weights, **changes):
         sizes = sizes or {}
         mesh = make_mesh(jax.devices()[: math.prod(sizes.values())], **sizes)
-        fields = dict(slots=8, max_model_len=64, decode_steps=4, prefill_shapes=((8, 8),))
-        sampler = Sampler(ModelDef(model), mesh, SamplerConfig(**(fields | changes)), end_tokens=(END,))
+        fields = dict(slots=8, max_model_len=64, decode_steps=4, prefill_shapes=((8, 8),), page_size=8)
+        with sharing_programs():
+            sampler = Sampler(ModelDef(model), mesh, SamplerConfig(**(fields | changes)), end_tokens=(END,))
         sampler.update(*weights, version=3)
         return sampler
 
@@ -36,6 +67,6 @@ def new_sampler(weights):
 @pytest.fixture(scope="session")
 def sampler(new_sampler):
     """Two shapes of everything, all compiled."""
-    sampler = new_sampler(prefill_shapes=((8, 4), (2, 8)), decode_rows=(2,), page_size=8)
+    sampler = new_sampler(prefill_shapes=((8, 4), (2, 8)), decode_rows=(2,))
     sampler.warm_up()
     return sampler

@@ -2,12 +2,14 @@
 
 import asyncio
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
 from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.sampler.engine import Sampler
 from composer_jax.sampler.policy import Sample
+from composer_jax.sampler.request import Request
 from tests.models.small import forward, rows, small
 
 CONFIG = small(vocab_size=24, n_layers=2, n_mtp_modules=0)
@@ -68,6 +70,23 @@ def learner_logprobs(config, weights, branches: list[Branch], length: int) -> li
         chosen = np.take_along_axis(logprobs[:, :-1], batch["tokens"][:, 1:, None], axis=-1)[..., 0]
         out += [np.concatenate([[np.nan], chosen[row, : len(branch.tokens) - 1]]) for row, branch in enumerate(part)]
     return out
+
+
+def assert_logprobs_of_learner(config, weights, branches: list[Branch]) -> None:
+    for branch, expected in zip(branches, learner_logprobs(config, weights, branches, 64), strict=True):
+        sampled = ~np.isnan(branch.logprobs)
+        assert sampled.any()
+        np.testing.assert_allclose(np.array(branch.logprobs)[sampled], expected[sampled], atol=1e-4)
+
+
+def sample_requests(sampler: Sampler, requests: Sequence[Request]) -> list[Sample]:
+    """What is sampled for requests that are submitted at the same time."""
+
+    async def main():
+        async with sampler.serving():
+            return await asyncio.gather(*(sampler.submit(request).future for request in requests))
+
+    return asyncio.run(asyncio.wait_for(main(), 300))
 
 
 def flat(conversations: list[list[Branch]]) -> list[Branch]:

@@ -1,6 +1,5 @@
 """The MTP module drafts: the tokens stay the same, and as many drafts are right as its training form says."""
 
-import asyncio
 import dataclasses
 
 import numpy as np
@@ -10,10 +9,9 @@ from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.errors import UserError
 from composer_jax.observe.compilations import count_compilations
 from composer_jax.sampler import drafts
-from composer_jax.sampler.policy import Sample
 from composer_jax.sampler.request import Request
 from tests.models.small import GROUPED_QUERY, forward, random_weights, rows, small
-from tests.sampler.conversations import CONFIG, END, assert_same, run_all
+from tests.sampler.conversations import CONFIG, END, assert_same, run_all, sample_requests
 from tests.sampler.test_requests import PARAMS, sample_all
 
 MODEL = small(vocab_size=24, n_layers=2, n_mtp_modules=1)
@@ -33,15 +31,8 @@ def mtp_weights():
 def pair(new_sampler, mtp_weights):
     """Samplers of one network, without drafts and with them."""
     plain = new_sampler(model=MODEL, weights=mtp_weights)
-    drafting = new_sampler(
-        model=MODEL,
-        weights=mtp_weights,
-        drafts="mtp",
-        draft_tokens=3,
-        decode_steps=STEPS,
-        decode_rows=(2,),
-        page_size=4,
-    )
+    fields = dict(drafts="mtp", draft_tokens=3, decode_steps=STEPS)
+    drafting = new_sampler(model=MODEL, weights=mtp_weights, **fields)
     drafting.warm_up(processed=True)
     return plain, drafting
 
@@ -50,17 +41,6 @@ def pair(new_sampler, mtp_weights):
 def always(monkeypatch):
     """Every call drafts."""
     monkeypatch.setattr(drafts._Speeds, "should_verify", lambda self: True)
-
-
-def greedy(sampler, prompts) -> list[Sample]:
-    """All at once."""
-
-    async def main():
-        async with sampler.serving():
-            params = SamplingParams(MOST, temperature=0)
-            return await asyncio.gather(*(sampler.submit(Request(prompt, params)) for prompt in prompts))
-
-    return asyncio.run(asyncio.wait_for(main(), 120))
 
 
 def test_the_tokens_are_those_of_plain_decoding(pair):
@@ -74,30 +54,33 @@ def test_the_tokens_are_those_of_plain_decoding(pair):
     assert np.all(np.diff(stats.drafted) <= 0) and np.all(np.diff(stats.accepted) <= 0)
 
 
-@pytest.mark.parametrize("params", PARAMS, ids=str)
-def test_requests_of_all_parameters_draft(pair, params):
-    plain, drafting = (sample_all(sampler, [params])[0] for sampler in pair)
-    assert drafting.tokens == plain.tokens and drafting.finish_reason == plain.finish_reason
-    np.testing.assert_allclose(drafting.logprobs, plain.logprobs, atol=2e-5)
+def test_requests_of_all_parameters_draft(pair):
+    for params in PARAMS:
+        plain, drafting = (sample_all(sampler, [params])[0] for sampler in pair)
+        assert drafting.tokens == plain.tokens and drafting.finish_reason == plain.finish_reason, params
+        np.testing.assert_allclose(drafting.logprobs, plain.logprobs, atol=2e-5)
 
 
-@pytest.mark.parametrize("sizes", [{"replica": 2}, {"data": 2, "expert": 2, "tensor": 2}], ids=str)
-def test_meshes_draft_alike(new_sampler, mtp_weights, pair, sizes):
-    fields = dict(drafts="mtp", draft_tokens=3, decode_steps=STEPS, page_size=4, prefill_shapes=((2, 8),))
+def test_meshes_draft_alike(new_sampler, mtp_weights, pair):
+    sizes = {"data": 2, "expert": 2, "tensor": 2}
+    fields = dict(drafts="mtp", draft_tokens=3, decode_steps=STEPS, prefill_shapes=((2, 8),))
     sharded = new_sampler(sizes, dataclasses.replace(MODEL, dispatch="ring"), mtp_weights, **fields)
     before = sharded.stats.accepted
     assert_same(run_all(sharded, SEEDS[:3]), run_all(pair[0], SEEDS[:3]))
     assert sum(sharded.stats.accepted) > sum(before)
 
 
-@pytest.mark.parametrize("model", [MODEL, GROUPED], ids=["latent", "grouped_query"])
+@pytest.mark.parametrize(
+    "model", [MODEL, pytest.param(GROUPED, marks=pytest.mark.slow)], ids=["latent", "grouped_query"]
+)
 def test_as_many_drafts_are_right_as_the_training_form_says(new_sampler, model):
     """Also of requests that are preempted. Drafts of one token follow from what the network computed, and no draft
     reaches beyond the pages of its call."""
     weights = random_weights(model)
     fields = dict(drafts="mtp", draft_tokens=1, decode_steps=STEPS, page_size=4, cache_tokens=64)
     sampler = new_sampler(model=model, weights=weights, **fields)
-    samples = greedy(sampler, PROMPTS)
+    params = SamplingParams(MOST, temperature=0)
+    samples = sample_requests(sampler, [Request(prompt, params) for prompt in PROMPTS])
     assert sampler.stats.preemptions > 0
     batch = rows([[prompt + sample.tokens] for prompt, sample in zip(PROMPTS, samples, strict=True)], 64)
     guesses = np.asarray(forward(model)(*weights, batch)["mtp_logits"])[0].argmax(-1)

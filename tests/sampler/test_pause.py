@@ -15,7 +15,7 @@ PARAMS = SamplingParams(40)
 @pytest.fixture(scope="module")
 def endless(new_sampler, weights):
     """A sampler of two slots whose messages end at their budgets."""
-    like = new_sampler(slots=2, page_size=4)
+    like = new_sampler(slots=2)
     sampler = Sampler(like.definition, like.mesh, like.config, end_tokens=())
     sampler.update(*weights, version=3)
     return sampler

@@ -1,7 +1,5 @@
 """The sampler rounds what the learner rounds: its log-probabilities are those of the network over whole rows."""
 
-import asyncio
-
 import numpy as np
 import pytest
 
@@ -12,6 +10,7 @@ from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.request import Request
 from composer_jax.sampler.rollout_weights import rollout_model_def
 from tests.models.small import forward, random_weights, rows, small
+from tests.sampler.conversations import sample_requests
 
 WIDE = dict(vocab_size=24, n_layers=2, d_model=64, expert_ff_dim=32, dense_ff_dim=64, n_mtp_modules=0)
 
@@ -25,14 +24,10 @@ def test_log_probabilities_are_the_networks(new_sampler, fields):
     weights = random_weights(config)
     sampler = new_sampler(model=config, weights=weights, prefill_shapes=((4, 8),))
     contexts = [np.random.default_rng(4).integers(1, 24, n).tolist() for n in (3, 11)]
-
-    async def main():
-        async with sampler.serving():
-            params = SamplingParams(6, prompt_logprobs=True)
-            return await asyncio.gather(*(sampler.submit(Request(c, params, i)).future for i, c in enumerate(contexts)))
-
+    params = SamplingParams(6, prompt_logprobs=True)
+    samples = sample_requests(sampler, [Request(c, params, i) for i, c in enumerate(contexts)])
     errors, effects = [], []
-    for context, sample in zip(contexts, asyncio.run(main()), strict=True):
+    for context, sample in zip(contexts, samples, strict=True):
         tokens = context + sample.tokens
         for model, kept in ((config, errors), (small(**WIDE), effects)):
             logits = np.asarray(forward(model)(*weights, rows([[tokens]], 32))["logits"][0, : len(tokens)], np.float64)

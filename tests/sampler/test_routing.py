@@ -1,6 +1,5 @@
 """The experts that a sample reports are those that the network chooses for its tokens, in every layer."""
 
-import asyncio
 import dataclasses
 
 import numpy as np
@@ -12,8 +11,9 @@ from composer_jax.sampler.request import Request
 from tests.compilations import compiles_nothing
 from tests.models.routes import chosen_routes
 from tests.models.small import LLAMA, random_weights, rows, small
+from tests.sampler.conversations import sample_requests
 
-CONFIG = small(vocab_size=24, n_layers=4, n_dense_layers=0, dense_layers=(1,), n_mtp_modules=0)
+CONFIG = small(vocab_size=24, n_dense_layers=0, dense_layers=(1,), n_mtp_modules=0)
 """Expert layers before and after one without."""
 RECORDING = dataclasses.replace(CONFIG, cache_routing=True)
 ASKED = SamplingParams(6, return_routing=True)
@@ -38,21 +38,13 @@ def chosen(weights, tokens: list[int], monkeypatch) -> np.ndarray:
     return chosen_routes(monkeypatch, CONFIG, weights, rows([[tokens]], 64))[0, : len(tokens)]
 
 
-def sample_all(sampler, requests):
-    async def main():
-        async with sampler.serving():
-            return await asyncio.gather(*(sampler.submit(request).future for request in requests))
-
-    return asyncio.run(main())
-
-
-@pytest.mark.parametrize("sizes", [{}, {"expert": 2}, {"data": 2, "tensor": 2}])
+@pytest.mark.parametrize("sizes", [{}, {"data": 2, "expert": 2, "tensor": 2}], ids=str)
 def test_routing_covers_prompt_shared_prefix_and_message(new_recorder, recorded_weights, monkeypatch, sizes):
     sampler = new_recorder(sizes)
     prefix = RNG.integers(1, CONFIG.vocab_size, 13).tolist()
     contexts = [prefix + RNG.integers(1, CONFIG.vocab_size, n).tolist() for n in (1, 4, 9)]
-    sample_all(sampler, [Request(prefix, SamplingParams(1))])
-    samples = sample_all(sampler, [Request(context, ASKED, i) for i, context in enumerate(contexts)])
+    sample_requests(sampler, [Request(prefix, SamplingParams(1))])
+    samples = sample_requests(sampler, [Request(context, ASKED, i) for i, context in enumerate(contexts)])
     assert any(sample.cached for sample in samples), "no prefix was shared"
     for context, sample in zip(contexts, samples, strict=True):
         tokens = context + sample.tokens
@@ -63,16 +55,16 @@ def test_routing_covers_prompt_shared_prefix_and_message(new_recorder, recorded_
 def test_a_message_that_a_stop_cuts_has_the_routing_of_what_is_kept(new_recorder):
     sampler = new_recorder()
     context = RNG.integers(1, CONFIG.vocab_size, 5).tolist()
-    whole = sample_all(sampler, [Request(context, ASKED, 3)])[0]
+    whole = sample_requests(sampler, [Request(context, ASKED, 3)])[0]
     asked = dataclasses.replace(ASKED, stop_ids=(whole.tokens[1],))
-    cut = sample_all(sampler, [Request(context, asked, 3)])[0]
+    cut = sample_requests(sampler, [Request(context, asked, 3)])[0]
     assert len(cut.routing) == len(context) + len(cut.tokens) - 1
     np.testing.assert_array_equal(cut.routing, whole.routing[: len(cut.routing)])
 
 
 def test_a_cache_without_routing_refuses_to_return_it(sampler):
     with pytest.raises(UserError, match=r"set model\.cache_routing=True"):
-        sample_all(sampler, [Request([1, 2], ASKED)])
+        sample_requests(sampler, [Request([1, 2], ASKED)])
 
 
 def test_a_network_without_experts_has_no_routing():
@@ -81,8 +73,10 @@ def test_a_network_without_experts_has_no_routing():
 
 
 def test_reading_routes_compiles_nothing_after_the_warm_up(new_recorder):
-    sampler = new_recorder({"data": 2})
+    sampler = new_recorder()
     sampler.warm_up()
     with compiles_nothing():
         for length in (3, 5, 11, 17):
-            sample_all(sampler, [Request([5] * length, SamplingParams(n, return_routing=True), n) for n in (2, 3, 7)])
+            sample_requests(
+                sampler, [Request([5] * length, SamplingParams(n, return_routing=True), n) for n in (2, 3, 7)]
+            )

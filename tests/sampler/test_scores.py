@@ -11,7 +11,7 @@ from composer_jax.errors import UserError
 from composer_jax.sampler.request import Request
 from tests.compilations import compiles_nothing
 from tests.models.small import forward, rows
-from tests.sampler.conversations import CONFIG
+from tests.sampler.conversations import CONFIG, sample_requests
 
 RNG = np.random.default_rng(4)
 PROMPTS = list(range(1, 17))
@@ -20,17 +20,9 @@ CONTEXTS = [RNG.integers(1, CONFIG.vocab_size, n).tolist() for n in (1, 5, 19, 4
 
 @pytest.fixture(scope="module")
 def warm(new_sampler):
-    sampler = new_sampler(prefill_shapes=((4, 4), (2, 8)), page_size=4)
+    sampler = new_sampler(prefill_shapes=((8, 4), (2, 8)))
     sampler.warm_up(processed=True)
     return sampler
-
-
-def sample_all(sampler, requests):
-    async def main():
-        async with sampler.serving():
-            return await asyncio.gather(*(sampler.submit(request).future for request in requests))
-
-    return asyncio.run(main())
 
 
 def network_logprobs(weights, tokens: list[int]) -> np.ndarray:
@@ -50,8 +42,8 @@ def test_scores_are_the_networks_whatever_is_cached_and_who_shares_the_call(warm
     plain = SamplingParams(4)
     requests = [Request(c, asked, i) for i, c in enumerate(CONTEXTS)] + [Request([7, *c], plain) for c in CONTEXTS]
     with compiles_nothing():
-        sample_all(warm, [Request(context, plain) for context in CONTEXTS])  # cached from here on
-        samples = sample_all(warm, requests)
+        sample_requests(warm, [Request(context, plain) for context in CONTEXTS])  # cached from here on
+        samples = sample_requests(warm, requests)
     for context, sample in zip(CONTEXTS, samples[: len(CONTEXTS)], strict=True):
         expected = network_logprobs(weights, context + sample.tokens)
         assert sample.cached == 0
@@ -67,16 +59,16 @@ def test_scores_are_the_networks_whatever_is_cached_and_who_shares_the_call(warm
 
 
 def test_asking_for_the_likeliest_tokens_changes_no_draw(warm):
-    alone = sample_all(warm, [Request(CONTEXTS[2], SamplingParams(8), 5)])[0]
-    asked = sample_all(warm, [Request(CONTEXTS[2], SamplingParams(8, top_logprobs=MOST_TOP_LOGPROBS), 5)])[0]
+    alone = sample_requests(warm, [Request(CONTEXTS[2], SamplingParams(8), 5)])[0]
+    asked = sample_requests(warm, [Request(CONTEXTS[2], SamplingParams(8, top_logprobs=MOST_TOP_LOGPROBS), 5)])[0]
     assert asked.tokens == alone.tokens and asked.logprobs == alone.logprobs
     assert {len(top) for top in asked.top_logprobs} == {MOST_TOP_LOGPROBS}
 
 
 def test_stops_cut_the_likeliest_tokens_too(warm):
-    whole = sample_all(warm, [Request(CONTEXTS[1], SamplingParams(8, top_logprobs=2), 1)])[0]
+    whole = sample_requests(warm, [Request(CONTEXTS[1], SamplingParams(8, top_logprobs=2), 1)])[0]
     stop = whole.tokens[2]
-    cut = sample_all(warm, [Request(CONTEXTS[1], SamplingParams(8, top_logprobs=2, stop_ids=(stop,)), 1)])[0]
+    cut = sample_requests(warm, [Request(CONTEXTS[1], SamplingParams(8, top_logprobs=2, stop_ids=(stop,)), 1)])[0]
     assert cut.finish_reason == "stop"
     assert cut.top_logprobs == whole.top_logprobs[: len(cut.tokens)]
 
@@ -85,7 +77,7 @@ def test_a_preempted_request_has_the_scores_of_its_context(new_sampler, weights)
     sampler = new_sampler(slots=4, max_model_len=32, cache_tokens=48, page_size=4, prefill_shapes=((4, 8),))
     asked = SamplingParams(16, prompt_logprobs=True)
     contexts = [RNG.integers(1, CONFIG.vocab_size, 10).tolist() for _ in range(4)]
-    samples = sample_all(sampler, [Request(context, asked, i) for i, context in enumerate(contexts)])
+    samples = sample_requests(sampler, [Request(context, asked, i) for i, context in enumerate(contexts)])
     assert sampler.stats.preemptions > 0
     for context, sample in zip(contexts, samples, strict=True):
         expected = network_logprobs(weights, context)
@@ -95,7 +87,7 @@ def test_a_preempted_request_has_the_scores_of_its_context(new_sampler, weights)
 
 @pytest.mark.parametrize("sizes", [{}, {"data": 2, "expert": 2}], ids=str)
 def test_a_row_that_all_shards_score_has_the_networks_log_probabilities(new_sampler, weights, sizes):
-    sampler = new_sampler(sizes, prefill_shapes=((2, 4), (2, 8)), page_size=4)
+    sampler = new_sampler(sizes, prefill_shapes=((2, 4), (2, 8)))
     row = RNG.integers(1, CONFIG.vocab_size, 31).tolist()
     scores = sampler.score(row)
     assert scores.routing is None and scores.logprobs_BS.shape == (math.prod(sizes.values()), 30)

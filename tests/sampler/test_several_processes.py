@@ -67,8 +67,6 @@ def serving_forever(option: str, until: str, count: int = 2):
     ("option", "until", "killed"),
     [
         ("idle", "serving", 0),
-        pytest.param("idle", "serving", 1, marks=pytest.mark.slow),
-        pytest.param("busy", "sampling", 0, marks=pytest.mark.slow),
         pytest.param("busy", "sampling", 1, marks=pytest.mark.slow),
     ],
 )

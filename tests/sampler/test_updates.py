@@ -22,7 +22,7 @@ def other(weights):
 @pytest.fixture(scope="module")
 def endless(new_sampler, weights):
     """A sampler whose messages end at their budgets."""
-    like = new_sampler(page_size=4)
+    like = new_sampler()
     sampler = Sampler(like.definition, like.mesh, like.config, end_tokens=())
     sampler.update(*weights, version=3)
     return sampler

@@ -84,8 +84,9 @@ def test_the_sums_are_those_of_python():
     assert two.dtype == "int8" and len(two.checksum) == 32 and two.checksum.endswith(expected)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
-@pytest.mark.parametrize("sizes", [dict(data=2, expert=4), dict(replica=2, context=2, tensor=2)], ids=str)
+@pytest.mark.parametrize(
+    ("sizes", "dtype"), [(dict(data=2, expert=4), "int8"), (dict(replica=2, context=2, tensor=2), "bfloat16")], ids=str
+)
 def test_learner_and_sampler_agree_on_every_mesh(sizes, dtype):
     weights, definition = random_weights(MOE), ModelDef(MOE)
     rollout, mesh = rollout_model_def(definition, SamplerConfig(param_dtype=dtype)), make_mesh(**sizes)
@@ -124,8 +125,7 @@ def test_a_sampler_one_version_behind_is_found_at_a_learning_rate_of_1e_6():
     assert sampler.version == 1 and sampler.checksums == expected
 
 
-@pytest.mark.parametrize("dtype", ["", "int8"])
-@pytest.mark.parametrize("change", [first_twice, swapped])
+@pytest.mark.parametrize(("change", "dtype"), [(first_twice, ""), (swapped, "int8")])
 def test_a_layer_that_is_loaded_twice_or_in_another_place_is_found(monkeypatch, change, dtype):
     sampler = make_sampler(dtype)
     loads(monkeypatch, change)
