@@ -264,22 +264,6 @@ def test_a_token_counts_as_its_trust_region_says(region, sign, log_ratio):
     assert float(sums["dual_clipped"]) == (region != "clamp" and sign < 0 and np.exp(log_ratio) > 3)
 
 
-def test_clip_has_the_gradient_of_ppos_objective():
-    """min(r A, clip(r) A), differentiated by JAX, where some tokens have moved far."""
-    far = np.where(SAMPLED, OFF_POLICY - 0.25 * np.sign(ADVANTAGES), 0).astype(np.float32)
-
-    def objective(states):
-        logprobs = jnp.take_along_axis(jax.nn.log_softmax(states[:, :-1]), TOKENS[:, 1:, None], axis=-1)[..., 0]
-        ratio = jnp.exp(jnp.pad(logprobs, ((0, 0), (1, 0))) - far)
-        clipped = jnp.clip(ratio, 1 - LOW, 1 + HIGH)
-        advantages = POLICY_ROWS["advantages"]
-        return -(SAMPLED * jnp.minimum(ratio * advantages, clipped * advantages)).sum() / Z
-
-    loss, batch = PolicyLoss(PolicyLossConfig(ratio_low=LOW, ratio_high=HIGH)), POLICY_ROWS | {"sampler_logprobs": far}
-    assert 0 < float(loss(TableDecoder(STATES), batch, jnp.float32(Z)).sums["out_of_region"]) < SAMPLED.sum()
-    assert relative_error(policy_gradient(loss, batch), jax.grad(objective)(STATES)) < 1e-5
-
-
 def test_a_ratio_that_overflows_leaves_the_gradient_finite():
     """A sampler that is far off gives an infinite ratio; where it counts at all, it is bounded."""
     far = POLICY_ROWS | {"sampler_logprobs": np.where(SAMPLED, -200.0, 0).astype(np.float32)}

@@ -116,8 +116,6 @@ CONFIG = small(n_layers=2, n_mtp_modules=0, embedding_taps=1)
 BATCH = make_batch(1)
 SIZES = [
     {"data": 2, "context": 2, "tensor": 2},
-    pytest.param({"data": 8}, marks=pytest.mark.slow),
-    pytest.param({"context": 4, "expert": 2}, marks=pytest.mark.slow),
     pytest.param({"replica": 2, "context": 2, "expert": 2}, marks=pytest.mark.slow),
 ]
 
