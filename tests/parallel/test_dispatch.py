@@ -103,10 +103,15 @@ def program_on(sizes, name: str, case: str, **options):
     )
 
 
-def on_mesh(name: str, case: str, sizes, ids=IDS, x=X, gates=GATES, target=TARGET, **options):
+@functools.cache
+def jitted(sizes, name: str, case: str, **options):
+    return jax.jit(program_on(sizes, name, case, **options))
+
+
+def on_mesh(name: str, case: str, sizes, ids=IDS, x=X, gates=GATES, target=TARGET, capacity_factor=ENOUGH):
     """Returns the jitted result of program_on, and the sum of dropped pairs."""
-    options = {"capacity_factor": ENOUGH} | options
-    actual, dropped = jax.jit(program_on(sizes, name, case, **options))(x, gates, CASES[case][0], ids, target)
+    program = jitted(sizes, name, case, capacity_factor=capacity_factor)
+    actual, dropped = program(x, gates, CASES[case][0], ids, target)
     return actual, float(dropped.sum())
 
 
@@ -180,8 +185,8 @@ def test_experts_stored_along_a_tensor_axis_of_one(name):
 @pytest.mark.parametrize(
     ("case", "sizes", "capacity_factor"),
     [
-        *((case, sizes, 0.1) for case in CASES for sizes in ((1, 8, 1), (2, 2, 2))),
-        *(("biases_clamped", (1, 8, 1), factor) for factor in (0.4, 1.0)),
+        ("swiglu", (2, 2, 2), 0.1),
+        *(("biases_clamped", (1, 8, 1), factor) for factor in (0.1, 0.4, 1.0)),
     ],
     ids=str,
 )
@@ -201,8 +206,7 @@ def test_tokens_that_do_not_divide_over_tensor(name):
     assert dropped == 0
 
 
-@pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 2, 2)], ids=str)
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize(("name", "sizes"), [*((name, (2, 2, 2)) for name in FORMS), ("ring", (1, 1, 1))], ids=str)
 def test_pairs_without_an_expert_add_nothing(name, sizes):
     """Expert -1: all of one token's choices, and the first of a few others."""
     ids = IDS.copy()
@@ -296,7 +300,7 @@ def kept_pairs(name: str, sizes, factor: float) -> np.ndarray:
     return kept.reshape(MANY, K)
 
 
-@pytest.mark.parametrize("sizes", [(2, 4, 1), (1, 2, 4), (1, 1, 8)], ids=str)
+@pytest.mark.parametrize("sizes", [(2, 4, 1), (1, 2, 4)], ids=str)
 @pytest.mark.parametrize("name", ["all_to_all", "ragged_all_to_all"])
 def test_what_does_not_fit_is_counted_and_counts_as_gate_zero(name, sizes):
     factor = 0.7

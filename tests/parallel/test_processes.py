@@ -80,7 +80,7 @@ def test_two_processes_take_the_same_step_as_one(tmp_path):
         assert relative_error(a, b) < 1e-5
 
 
-@pytest.mark.parametrize("failing", ["nobody", "0", "1"])
+@pytest.mark.parametrize("failing", ["nobody", pytest.param("0", marks=pytest.mark.slow), "1"])
 def test_processes_join_communicate_and_end_together(failing):
     """If one fails, the other is waiting in a collective."""
     codes, outputs = run_two("tests.parallel.failing_process", failing)

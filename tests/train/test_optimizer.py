@@ -57,17 +57,6 @@ def test_ten_steps_are_those_of_optax_adamw():
     chex.assert_trees_all_close(ours, theirs, rtol=1e-5)
 
 
-def test_weights_decay_where_the_mask_is_true():
-    params = {"norm": {"scale": jnp.ones(3)}, "w": jnp.ones((3, 3))}
-    optimizer = make_optimizer(OptimizerConfig(peak=1.0, weight_decay=0.5), steps=1)
-    network = WithMask({"norm": {"scale": False}, "w": True})
-    transformation = optimizer.make_transformation(cast("ModelDef", network), None)
-    nothing = jax.tree.map(jnp.zeros_like, params)
-    direction, _ = transformation.update(nothing, transformation.init(params), params)
-    np.testing.assert_array_equal(direction["norm"]["scale"], 0)
-    np.testing.assert_array_equal(direction["w"], 0.5)
-
-
 @pytest.mark.parametrize("decay", ["cosine", "linear", "constant"])
 def test_schedules_have_their_closed_forms(decay):
     optimizer = make_optimizer(OptimizerConfig(peak=2.0, warmup=10, decay=decay, final=0.1), steps=50)

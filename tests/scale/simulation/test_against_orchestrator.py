@@ -61,8 +61,9 @@ def run_simulation(config, attempt_of, rates, learn_s, episode_seconds, **option
     return simulation, simulation.run(float("inf"))
 
 
-@pytest.mark.parametrize(("staleness", "late"), [(0, "wait"), (1, "wait"), (3, "wait"), (2, "drop")])
-@pytest.mark.parametrize("faults", [0.0, 0.1])
+@pytest.mark.parametrize(
+    ("staleness", "late", "faults"), [(0, "wait", 0.1), (1, "wait", 0.0), (3, "wait", 0.1), (2, "drop", 0.1)]
+)
 def test_with_conversations_of_constant_speed_every_batch_is_the_same(tmp_path, monkeypatch, staleness, late, faults):
     config = dataclasses.replace(CONFIG, max_staleness=staleness, late_groups=late)
     # Attempts that hang from the same moment on end at the same moment, and "drop" depends on which one is first.
@@ -119,7 +120,7 @@ def long_play(seed: int) -> Play:
     return Play(min(80, 5 + int(10 * rng.lognormvariate(0, 0.7))), rng.uniform(1.0, 9.0))
 
 
-@pytest.mark.parametrize(("staleness", "learn_s"), [(0, 20.0), (2, 20.0), (2, 300.0), (4, 100.0)])
+@pytest.mark.parametrize(("staleness", "learn_s"), [(0, 20.0), (4, 100.0)])
 def test_with_shared_engines_a_few_parts_agree_with_every_turn(tmp_path, monkeypatch, staleness, learn_s):
     """Attempts of some 15 turns in 1, 4 and 16 parts: total time within 10, 2 and 1 %."""
     config = dataclasses.replace(CONFIG, max_staleness=staleness)
