@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import composer_jax
-from launch import flags, generate
+from launch import generate
+from tests.launch.in_process import run_here
 from tests.parallel.test_processes import free_port
 from tests.stages.small_model import CONFIG, TEXT, write_model
 
@@ -29,23 +30,12 @@ def run(*arguments: object, stdin: bytes = b"") -> subprocess.CompletedProcess:
     return subprocess.run(command, cwd=ROOT, capture_output=True, input=stdin, timeout=300)
 
 
-def expected_text(text: str) -> bytes:
-    return text.encode()
-
-
-def test_only_the_text_is_on_stdout(folder, model):
-    done = run(f"--checkpoint=hf:{folder}", f"--prompt={TEXT}", "--max_tokens=30", "--temperature=0", "--dtype=float32")
-    assert done.returncode == 0, done.stderr.decode()
-    assert done.stdout == expected_text(model.generate(TEXT, max_tokens=30, temperature=0))
-    assert len(done.stdout) > 10
-
-
-def test_a_conversation_from_standard_input(folder, model, tmp_path):
+def test_only_the_answer_to_standard_input_is_on_stdout(folder, model):
     options = ["--chat", "--max_tokens=25", "--temperature=0.8", "--top_p=0.9", "--top_k=50", "--seed=7"]
     done = run(f"--checkpoint={folder}", "--dtype=float32", *options, stdin="größer?".encode())
     assert done.returncode == 0, done.stderr.decode()
     answer = model.chat("größer?", max_tokens=25, temperature=0.8, top_p=0.9, top_k=50, seed=7)
-    assert done.stdout == expected_text(answer)
+    assert done.stdout == answer.encode()
 
 
 def test_a_reader_that_leaves_early_is_not_an_error(folder):
@@ -54,15 +44,6 @@ def test_a_reader_that_leaves_early_is_not_an_error(folder):
     process.stdout.close()
     errors = process.stderr.read()
     assert process.wait(300) == 0 and b"Traceback" not in errors and b"Exception ignored" not in errors, errors
-
-
-def run_here(capsys, *arguments: object) -> tuple[int, str, str]:
-    """The command in this process: (exit code, stdout, stderr)."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as end:
-        argv = ["launch.generate", *map(str, arguments)]
-        flags.run(generate.main, argv, define=generate.define)
-    return end.value.code, *capsys.readouterr()
 
 
 @pytest.mark.slow
@@ -80,7 +61,7 @@ def test_two_processes_write_the_text_once(folder, model):
     )
     assert [process.returncode for process in started] == [0, 0], first_error + second_error
     assert b"".join(line for line in second.splitlines() if not line.startswith(b"[Gloo]")) == b""
-    text = expected_text(model.generate(TEXT, max_tokens=30, temperature=0))
+    text = model.generate(TEXT, max_tokens=30, temperature=0).encode()
     assert first.endswith(text) and first.count(text) == 1
 
 
@@ -88,7 +69,9 @@ def test_a_prompt_from_a_file_and_stop_texts(folder, model, tmp_path, capsys):
     (tmp_path / "prompt.txt").write_text(TEXT)
     whole = model.generate(TEXT, max_tokens=30, temperature=0)
     arguments = [f"--checkpoint=hf:{folder}", f"--file={tmp_path}/prompt.txt", "--dtype=float32", "--temperature=0"]
-    code, out, _ = run_here(capsys, *arguments, "--max_tokens=30", "--stop=never written", f"--stop={whole[4:6]}")
+    code, out, _ = run_here(
+        capsys, generate, *arguments, "--max_tokens=30", "--stop=never written", f"--stop={whole[4:6]}"
+    )
     assert (code, out) == (0, whole[: whole.index(whole[4:6]) + 2])
 
 
@@ -118,12 +101,6 @@ def test_bad_input_ends_with_a_sentence_before_weights_are_read(
     monkeypatch.setattr("composer_jax.checkpoint.checkpoint.load_hf", None)
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     (tmp_path / "long").write_text("a b " * CONFIG.max_context)
-    code, out, err = run_here(capsys, *(argument.format(folder, tmp_path) for argument in arguments))
+    code, out, err = run_here(capsys, generate, *(argument.format(folder, tmp_path) for argument in arguments))
     assert code == 2 and out == "" and sentence.format(folder, tmp_path) in err
     assert "Traceback" not in err and len(err.strip().splitlines()) <= 2
-
-
-def test_a_bad_checkpoint_ends_the_process_with_a_sentence(tmp_path):
-    done = run(f"--checkpoint=hf:{tmp_path}/none", "--prompt=x")
-    assert done.returncode == 2 and done.stdout == b""
-    assert b"there is no folder" in done.stderr and b"Traceback" not in done.stderr

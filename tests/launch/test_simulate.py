@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from launch import hosts, simulate
+from tests.launch.in_process import run_here
 from tests.scale.configuration import FIELDS
 
 ROOT = Path(__file__).parents[2]
@@ -45,16 +47,10 @@ def test_the_table_goes_to_stderr_and_the_result_is_the_last_line(tmp_path):
     assert "| 500 | 16:48 |" in run.stderr and "500 sandboxes, best split 16:48" in run.stderr
 
 
-def test_help_gives_every_assumption_with_its_source():
-    run = subprocess.run(
-        [sys.executable, "-m", "launch.simulate", "--help"], cwd=ROOT, capture_output=True, text=True, timeout=120
-    )
-    assert run.returncode == 0, run.stderr
-    assert "--sandbox_start_s: Seconds until a sandbox is ready. Measured here" in run.stdout
-    assert "--turns_tail: " in run.stdout and "(default: 50.0)" in run.stdout
-
-
-@pytest.mark.slow
-def test_wrong_numbers_are_refused_in_a_sentence():
-    run = simulated("--topology=v5e:2x2", "--turns_median=0")
-    assert run.returncode == 2 and "--turns_median=0.0 is out of range" in run.stderr
+def test_help_and_wrong_numbers(capsys):
+    code, out, _ = run_here(capsys, simulate, "--help", processes=hosts.NO_DEVICES)
+    assert code == 0 and "--sandbox_start_s: Seconds until a sandbox is ready. Measured here" in out
+    assert "--turns_tail: " in out and "(default: 50.0)" in out
+    words = "--config=moonlight", "--topology=v5e:2x2", "--turns_median=0"
+    code, _, err = run_here(capsys, simulate, *words, processes=hosts.NO_DEVICES)
+    assert code == 2 and "--turns_median=0.0 is out of range" in err

@@ -9,9 +9,10 @@ import pytest
 
 from composer_jax.checkpoint.checkpoint import open_checkpoint
 from composer_jax.evals.state_tracking import encode_tasks, read_tasks
-from launch import flags, state_tracking
+from launch import state_tracking
 from tests.data.prepare.folders import make_repository
 from tests.evals.test_state_tracking import levenshtein
+from tests.launch.in_process import run_here
 from tests.parallel.test_processes import free_port
 from tests.stages.small_model import CONFIG, greedy_tokens, write_model
 
@@ -31,19 +32,10 @@ def repository(tmp_path_factory):
     return make_repository(path, *((str(k), FILES[k] | long[k]) for k in range(2)))
 
 
-def run_here(capsys, *arguments: object) -> tuple[int, str, str]:
-    """The command in this process: (exit code, stdout, stderr)."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as end:
-        argv = ["launch.state_tracking", *map(str, arguments)]
-        flags.run(state_tracking.main, argv, define=state_tracking.define)
-    return end.value.code, *capsys.readouterr()
-
-
 def test_a_model_writes_greedily_and_is_scored_beside_a_copy(folder, repository, tmp_path, capsys):
     out = tmp_path / "results.jsonl"
     arguments = [f"--checkpoint=hf:{folder}", f"--repository={repository}", f"--out={out}", "--dtype=float32"]
-    code, stdout, stderr = run_here(capsys, *arguments, "--diffs=1", "--slots=2")
+    code, stdout, stderr = run_here(capsys, state_tracking, *arguments, "--diffs=1", "--slots=2")
     assert code == 0, stderr
     summary = json.loads(stdout.splitlines()[-1])
     results = [json.loads(line) for line in out.read_text().splitlines()]
@@ -64,7 +56,7 @@ def test_a_model_writes_greedily_and_is_scored_beside_a_copy(folder, repository,
 @pytest.mark.slow
 def test_two_processes_print_once_what_one_does(folder, repository, capsys):
     arguments = [f"--checkpoint=hf:{folder}", f"--repository={repository}", "--diffs=1", "--dtype=float32"]
-    code, alone, stderr = run_here(capsys, *arguments)
+    code, alone, stderr = run_here(capsys, state_tracking, *arguments)
     assert code == 0, stderr
     port, started = free_port(), []
     for process in range(2):
@@ -103,12 +95,12 @@ def test_bad_input_ends_with_a_sentence_before_weights_are_read(
 ):
     monkeypatch.setattr("composer_jax.checkpoint.checkpoint.load_hf", None)
     places = folder, repository, tmp_path
-    code, out, err = run_here(capsys, *(argument.format(*places) for argument in arguments))
+    code, out, err = run_here(capsys, state_tracking, *(argument.format(*places) for argument in arguments))
     assert code == 2 and out == "" and sentence.format(*places) in err
     assert "Traceback" not in err and len(err.strip().splitlines()) <= 2
 
 
 def test_a_missing_package_is_named(folder, repository, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "rapidfuzz.distance", None)
-    code, _, err = run_here(capsys, f"--checkpoint={folder}", f"--repository={repository}")
+    code, _, err = run_here(capsys, state_tracking, f"--checkpoint={folder}", f"--repository={repository}")
     assert code == 2 and "edit distances need rapidfuzz; pip install 'composer_jax[evals]'" in err
