@@ -19,14 +19,17 @@ from composer_jax.checkpoint.store import CheckpointStore
 from composer_jax.data.prepare.config import PrepareConfig
 from composer_jax.data.prepare.prepare import prepare
 from composer_jax.errors import UserError
+from composer_jax.evals.score_files import score_files
 from composer_jax.models.model_def import ModelDef
 from composer_jax.observe.metrics import read_metrics
 from composer_jax.parallel import processes
 from composer_jax.schema.run_config import run_config
+from composer_jax.stages.pretrain import pretrain
+from composer_jax.stages.run import Run
 from composer_jax.stages.run_data import RunData
 from composer_jax.storage.bucket import BucketFolder
 from configs import tiny
-from launch import hosts
+from launch import flags, hosts
 from tests.models.small import relative_error
 
 ROOT = Path(__file__).parents[2]
@@ -66,7 +69,6 @@ FIELDS = {
     "pretrain.save_every": 4,
 }
 CONFIG = ("--config=configs/tiny.py:sharded", *(f"--config.{field}={value}" for field, value in FIELDS.items()))
-HOST_REDUCTION = tuple(f"--config.mesh.{field}" for field in ("reduction=host", "replica=8", "data=1", "expert=1"))
 
 
 # ------------------------------------------------------------------------------ flags
@@ -227,27 +229,28 @@ def config(tmp_path_factory):
     return f"--config={folder / 'config.py'}", *CONFIG[1:]
 
 
+def train_alone(config: tuple[str, ...], workdir: Path) -> None:
+    """launch.pretrain in this process, with its eight devices."""
+    parsed, _ = flags.parse(["launch.pretrain", *config, f"--workdir={workdir}"])
+    with Run(parsed, workdir) as run:
+        pretrain(run)
+
+
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory, start, config):
+def alone(tmp_path_factory, config):
     """The folder of a run of one process."""
     workdir = tmp_path_factory.mktemp("runs") / "alone"
-    ends([start("pretrain", *config, f"--workdir={workdir}")])
+    train_alone(config, workdir)
     rows = [row for row in read_metrics(workdir / "metrics" / "pretrain.jsonl") if "heldout_prepared_nll" in row]
     assert rows, "the shards were read"
     return workdir
 
 
 @pytest.mark.slow
-def test_two_processes_train_as_one(tmp_path, start_two, alone, config):
-    (_, first), (_, second) = ends(start_two("pretrain", *config, f"--workdir={tmp_path / 'run'}"))
-    assert_same(tmp_path / "run", alone)
-    assert f"{STEPS}/{STEPS} step" in first and "step" not in second, "the first shows progress"
-
-
-@pytest.mark.slow
-def test_two_processes_share_a_bucket(tmp_path, bucket_url, start_two, alone, config):
+def test_two_processes_that_share_a_bucket_train_as_one(tmp_path, bucket_url, start_two, alone, config):
     """Neither reads the other's disk: each has a mirror of its own."""
-    ends(start_two("pretrain", *config, f"--workdir={bucket_url}"))
+    (_, first), (_, second) = ends(start_two("pretrain", *config, f"--workdir={bucket_url}"))
+    assert f"{STEPS}/{STEPS} step" in first and "step" not in second, "the first shows progress"
     bucket = BucketFolder(bucket_url)
     assert {"config.json", "stages/pretrain.json", "data/tokenizer.json"} <= bucket.list().keys()
     assert bucket.read(".lock") is None
@@ -259,7 +262,7 @@ def test_two_processes_share_a_bucket(tmp_path, bucket_url, start_two, alone, co
 
 
 @pytest.mark.slow
-def test_an_interrupt_of_one_stops_both_and_one_process_goes_on(tmp_path, start, start_two, alone, config):
+def test_an_interrupt_of_one_stops_both_and_one_process_goes_on(tmp_path, start_two, alone, config):
     workdir = tmp_path / "run"
     both = start_two("pretrain", *config, f"--workdir={workdir}")
     metrics, deadline = workdir / "metrics" / "pretrain.jsonl", time.monotonic() + 900
@@ -272,16 +275,18 @@ def test_an_interrupt_of_one_stops_both_and_one_process_goes_on(tmp_path, start,
     assert not (workdir / "stages" / "pretrain.json").exists()
     with CheckpointStore(workdir / "checkpoints" / "pretrain") as store:
         assert store.latest_step() == read_metrics(metrics)[-1]["step"] < STEPS
-    ends([start("pretrain", *config, f"--workdir={workdir}")])
+    train_alone(config, workdir)
     assert_same(workdir, alone)
 
 
 @pytest.mark.slow
-def test_two_processes_score_as_one(tmp_path, start, start_two, alone):
-    tokens = np.random.default_rng(0).integers(9, 512, (5, 20))
-    np.save(tmp_path / "tokens.npy", tokens)
-    arguments = f"--checkpoint={alone / 'checkpoints' / 'pretrain'}", f"--tokens={tmp_path / 'tokens.npy'}", "--logits"
-    ends([start("score", *arguments, f"--out={tmp_path / 'one.npz'}")])
+def test_two_processes_score_as_one(tmp_path, start_two, alone):
+    tokens, checkpoint = str(tmp_path / "tokens.npy"), str(alone / "checkpoints" / "pretrain")
+    np.save(tokens, np.random.default_rng(0).integers(9, 512, (5, 20)))
+    axes = dict.fromkeys(("data", "expert", "context", "tensor"), 1)
+    options = dict(text=None, logits=True, dtype="float32", rows=1, window=20, axes=axes)
+    score_files(checkpoint, str(tmp_path / "one.npz"), tokens=tokens, **options)
+    arguments = f"--checkpoint={checkpoint}", f"--tokens={tokens}", "--logits"
     outs = [(f"--out={tmp_path / name}",) for name in ("two.npz", "nobody.npz")]
     (first, _), (second, _) = ends(start_two("score", *arguments, "--expert=2", own=outs))
     assert '"nll"' in first and '"nll"' not in second and not (tmp_path / "nobody.npz").exists()
@@ -298,14 +303,6 @@ def test_folders_that_differ_end_both_with_the_sentence_of_the_one_who_sees_it(t
     sentence = f"{tmp_path / 'b'} on {socket.gethostname()} is not the folder that process 0 works in"
     assert f"launch.pretrain: process 1 ended: {sentence}" in first and f"launch.pretrain: {sentence}" in second
     assert "Traceback" not in first + second
-
-
-@pytest.mark.slow
-def test_gradients_that_the_host_adds_are_refused_by_both(tmp_path, start_two):
-    outputs = ends(start_two("pretrain", *CONFIG, *HOST_REDUCTION, f"--workdir={tmp_path / 'run'}"), 2)
-    for _, err in outputs:
-        assert "use --config.mesh.reduction=collective" in err and "Traceback" not in err
-    assert not (tmp_path / "run").exists()
 
 
 def test_the_pipeline_as_one_of_several_is_refused_before_anything_is_written(tmp_path, start):

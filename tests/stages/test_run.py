@@ -148,6 +148,15 @@ def test_devices_of_the_samplers_own_are_refused_in_several_processes(new_run, m
         _ = run.services.sampler
 
 
+def test_gradients_that_the_host_adds_are_refused_in_several_processes(tmp_path, monkeypatch):
+    monkeypatch.setattr("composer_jax.stages.run.process_count", lambda: 2)
+    config = get_config("smoke")
+    config.mesh.replica = 2
+    with pytest.raises(UserError, match="mesh.reduction=collective"):
+        Run(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_the_pipeline_is_refused_in_several_processes(monkeypatch):
     monkeypatch.setattr(processes, "process_count", lambda: 2)
     with pytest.raises(NotImplementedError, match="supports one process only for now, and there are 2"):
