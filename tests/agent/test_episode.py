@@ -88,7 +88,7 @@ def test_a_repair(play, tok):
 def test_a_system_message_precedes_the_instruction(play, tok):
     _, session = play(FINISH, settings=EpisodeSettings(system_prompt="Be brief.", temperature=0.0))
     assert session.temperatures == [0.0]
-    shown = compact.to_text(tok, session.contexts[0])
+    shown = to_text(tok, session.contexts[0])
     assert shown == f"<|bos|><|system|>Be brief.<|end|>\n<|user|>{TASK.instruction}<|end|>\n<|assistant|>"
 
 
@@ -99,7 +99,7 @@ def test_an_episode_is_played_with_the_prompt_of_its_level_of_effort_and_records
     for level, shown in (("low", text.format("low", 100)), ("high", text.format("high", 4000)), ("", "Be good.")):
         episode, session = play(FINISH, settings=settings, effort=level)
         assert episode.effort == level
-        assert compact.to_text(tok, session.contexts[0]).startswith(f"<|bos|><|system|>{shown}<|end|>\n<|user|>")
+        assert to_text(tok, session.contexts[0]).startswith(f"<|bos|><|system|>{shown}<|end|>\n<|user|>")
     with pytest.raises(UserError, match="effort 'max'"):
         play(FINISH, settings=settings, effort="max")
 
@@ -172,7 +172,7 @@ def test_bad_calls_are_told_and_the_episode_goes_on(play, tok):
     broken = [tok.call, *tok.encode('read{"path":'), tok.end]
     episode, session = play(broken, ToolCall("shell", {"cmd": "ls"}), ToolCall("finish", {"reward": 1}), FIX, FINISH)
     assert (episode.reward, episode.turns) == (1.0, 5)
-    observations = [compact.to_text(tok, node.tokens.tolist()) for node in episode.transcript.nodes_of_kind("tool")]
+    observations = [to_text(tok, node.tokens.tolist()) for node in episode.transcript.nodes_of_kind("tool")]
     assert observations[0].startswith("<|tool|>ERROR the arguments are not JSON")
     assert observations[1] == "<|tool|>ERROR no tool shell<|end|>\n"
 

@@ -12,7 +12,6 @@ from composer_jax.errors import UserError
 from composer_jax.rl.config import RLConfig
 from composer_jax.rl.curriculum import CurriculumConfig, current_rung, family_results, family_weights, rung_metrics
 from composer_jax.rl.group_source import GroupSource
-from composer_jax.rl.ladders import current_rung, rung_metrics
 from composer_jax.tasks.config import TasksConfig
 from composer_jax.tasks.source import TaskSource
 from tests.rl import simulated

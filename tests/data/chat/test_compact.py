@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from composer_jax.data.chat.compact import parse_assistant, render_assistant, render_message, splice, to_text
+from composer_jax.data.chat.compact import CompactFormat
 from composer_jax.data.chat.messages import MalformedToolCall, ToolCall
 from composer_jax.data.tokenizer import Tokenizer
 
@@ -71,9 +71,4 @@ def test_splice_keeps_sampled_ids_and_drops_control_tokens(tok, role):
 
 def test_a_wrong_role_is_refused(tok):
     with pytest.raises(ValueError, match="'robot' is not a role"):
-        render_message(tok, "robot", "x")
-
-
-def test_to_text_shows_control_tokens_and_line_breaks(tok):
-    ids = render_message(tok, "user", "hi <|end|>") + [tok.assistant, *render_assistant(tok, "ho", [])]
-    assert to_text(tok, ids + [tok.pad] * 3) == "<|user|>hi <|end|><|end|>\n<|assistant|>ho<|end|>\n"
+        CompactFormat(tok).message("robot", ["x"])

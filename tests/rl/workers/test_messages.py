@@ -54,7 +54,7 @@ def test_a_setup_arrives_with_every_field_and_fills_every_field_of_the_context(t
     )
     assert differing_fields(settings, EpisodeSettings()) == {field.name for field in dataclasses.fields(settings)}
     setup = worker_setup(tmp_path, settings=settings, sandbox_limits=SandboxLimits(timeout_s=1.5))
-    received = WorkerSetup.from_json(json.loads(json.dumps(setup.to_json())))
+    received = WorkerSetup.from_json(json.loads(json.dumps(dataclasses.asdict(setup))))
     assert received == setup
     assert received.chat().user(["a prompt", " of a user"]) == CHAT.user(["a prompt", " of a user"])
 
@@ -97,7 +97,7 @@ def test_every_field_of_a_sample_travels():
 
 def test_sampling_params_arrive():
     params = SamplingParams(5, 0.5, 0.9, 10, 0.1, (3, 4), ("a",), 2, True, True)
-    assert SamplingParams(**json.loads(json.dumps(params_to_json(params)))) == params
+    assert SamplingParams(**json.loads(json.dumps(dataclasses.asdict(params)))) == params
 
 
 @pytest.mark.parametrize(
