@@ -8,9 +8,8 @@ import pytest
 
 from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.mesh import make_mesh
-from composer_jax.rl.batch import Group
+from composer_jax.rl.batch import Group, has_enough_graded
 from composer_jax.rl.config import NormaliserConfig, RLConfig
-from composer_jax.rl.incomplete_groups import has_enough_graded
 from composer_jax.rl.policy_update import PER_TOKEN, PolicyUpdate, learning_metrics
 from composer_jax.train.learner import TrainState
 from composer_jax.train.losses import LossTermNormalisers
