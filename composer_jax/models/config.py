@@ -155,12 +155,12 @@ class ModelConfig:
 
     # -- Computation: changes speed and memory, and rounding at most (COMPUTATION_FIELDS)
     dispatch: str = "ring"
-    """Expert dispatch: a name in parallel/dispatch ("dense", "ring", "all_to_all", "ragged_all_to_all") or the import
-    path of a Dispatch. dense computes every expert for every token; ring never drops a token; the other two send less
-    where the experts are sharded over more devices than a token has experts, and may drop tokens."""
+    """Expert dispatch: a name in parallel/dispatch ("dense", "ring", "ragged_all_to_all") or the import path of a
+    Dispatch. dense computes every expert for every token; ring never drops a token; ragged_all_to_all sends less where
+    the experts are sharded over more devices than a token has experts, and may drop tokens."""
     capacity_factor: float = 2.0
-    """Rows that a device's dispatch buffer holds, as a multiple of its share under even load. all_to_all and
-    ragged_all_to_all drop rows beyond it, ring computes them in another round. Not published; ours."""
+    """Rows that a device's dispatch buffer holds, as a multiple of its share under even load. ragged_all_to_all drops
+    rows beyond it, ring computes them in another round. Not published; ours."""
     cache_dtype: Literal["compute", "int8"] = "compute"
     """Dtype of the sampler's cache: compute_dtype, or int8 with one scale per token and part of an entry, which halves
     memory and traffic against bfloat16 and moves the sampler's probabilities away from the learner's."""

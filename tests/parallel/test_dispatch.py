@@ -13,8 +13,7 @@ from jax.sharding import PartitionSpec
 from composer_jax.errors import UserError
 from composer_jax.ops.activation import clamped_swiglu, swiglu
 from composer_jax.parallel.dispatch import DISPATCH, Biases, Experts
-from composer_jax.parallel.dispatch.all_to_all import send_capacity
-from composer_jax.parallel.dispatch.ragged import dispatch_through, receive_capacity
+from composer_jax.parallel.dispatch.ragged import ragged_all_to_all, receive_capacity
 from composer_jax.parallel.mesh import BATCH_AXES, make_mesh
 from composer_jax.parallel.sharding import EXPERT_AXES, all_gather_fsdp, storage_spec
 from tests.models.small import relative_error
@@ -44,7 +43,7 @@ TARGET = RNG.standard_normal((T, D)).astype(np.float32)
 MESHES = {"8x1": (8, 1, 1), "1x8": (1, 8, 1), "2x4": (2, 4, 1), "4x2": (4, 2, 1), "1x1": (1, 1, 1)}
 TENSOR_MESHES = {"2x2x2": (2, 2, 2), "1x4x2": (1, 4, 2), "2x1x4": (2, 1, 4)}
 # XLA has no ragged collective on CPUs, so it is emulated; tests/parallel/test_ragged.py tests its plan.
-FORMS = DISPATCH | {"ragged_all_to_all": functools.partial(dispatch_through, emulate_ragged_all_to_all)}
+FORMS = DISPATCH | {"ragged_all_to_all": functools.partial(ragged_all_to_all, collective=emulate_ragged_all_to_all)}
 ENOUGH = 8.0  # a capacity factor at which nothing here is dropped
 
 
@@ -154,8 +153,7 @@ def assert_contract(name: str, case: str, sizes):
 ON_MESHES = [(name, mesh) for name in FORMS for mesh in ("2x4", "2x2x2")] + [
     *(("dense", mesh) for mesh in ("1x1", "8x1")),
     *(("ring", mesh) for mesh in ("1x8", "4x2", "1x4x2")),
-    *(("all_to_all", mesh) for mesh in ("1x8", "4x2", "2x1x4")),
-    *(("ragged_all_to_all", mesh) for mesh in ("1x4x2", "2x1x4")),
+    *(("ragged_all_to_all", mesh) for mesh in ("1x8", "1x4x2", "2x1x4")),
 ]
 
 
@@ -197,11 +195,10 @@ def test_a_ring_takes_as_many_rounds_as_it_needs(case, sizes, capacity_factor):
     assert dropped == 0
 
 
-@pytest.mark.parametrize("name", ["all_to_all", "ragged_all_to_all"])
-def test_tokens_that_do_not_divide_over_tensor(name):
+def test_tokens_that_do_not_divide_over_tensor():
     """Six tokens per device for four that share them."""
     some = dict(ids=IDS[:12], x=X[:12], gates=GATES[:12], target=TARGET[:12])
-    actual, dropped = on_mesh(name, "biases_clamped", (1, 2, 4), **some)
+    actual, dropped = on_mesh("ragged_all_to_all", "biases_clamped", (1, 2, 4), **some)
     assert_equal(actual, einsum_of_all("biases_clamped", **some))
     assert dropped == 0
 
@@ -276,7 +273,7 @@ CROWD = dict(
 )
 
 
-def kept_pairs(name: str, sizes, factor: float) -> np.ndarray:
+def kept_pairs(sizes, factor: float) -> np.ndarray:
     """Which pairs have room, bool [MANY,K]: counted one by one, in the order that the docstrings promise."""
     data, expert, tensor = sizes
     devices, experts = expert * tensor, E // (expert * tensor)
@@ -286,27 +283,20 @@ def kept_pairs(name: str, sizes, factor: float) -> np.ndarray:
     for group in range(data):
         arrived = np.zeros(devices, int)
         for sender in range(devices):
-            sent = np.zeros(devices, int)
             for t, j in np.ndindex(tokens, K):
                 receiver = parts[group, sender, t, j] // experts
-                if name == "all_to_all":
-                    fits = sent[receiver] < send_capacity(tokens, K, devices, experts, factor)
-                else:
-                    fits = arrived[receiver] < receive_capacity(tokens, K, devices, experts, factor)
-                if fits:
-                    sent[receiver] += 1
+                if arrived[receiver] < receive_capacity(tokens, K, devices, experts, factor):
                     arrived[receiver] += 1
                     kept[group, sender, t, j] = True
     return kept.reshape(MANY, K)
 
 
 @pytest.mark.parametrize("sizes", [(2, 4, 1), (1, 2, 4)], ids=str)
-@pytest.mark.parametrize("name", ["all_to_all", "ragged_all_to_all"])
-def test_what_does_not_fit_is_counted_and_counts_as_gate_zero(name, sizes):
+def test_what_does_not_fit_is_counted_and_counts_as_gate_zero(sizes):
     factor = 0.7
-    kept = kept_pairs(name, sizes, factor)
+    kept = kept_pairs(sizes, factor)
     assert MANY * K / 10 < (~kept).sum() < MANY * K / 2
-    actual, dropped = on_mesh(name, "biases_clamped", sizes, **CROWD, capacity_factor=factor)
+    actual, dropped = on_mesh("ragged_all_to_all", "biases_clamped", sizes, **CROWD, capacity_factor=factor)
     y, (dx, dgates, dexperts) = einsum_of_all("biases_clamped", **(CROWD | {"gates": CROWD["gates"] * kept}))
     assert dropped == (~kept).sum()
     assert_equal(actual, (y, (dx, dgates * kept, dexperts)))
@@ -316,16 +306,16 @@ def test_what_does_not_fit_is_counted_and_counts_as_gate_zero(name, sizes):
     ("arguments", "rows"),
     [
         # tokens, choices, devices, experts of each, factor
-        ((256, 8, 16, 24, 2.0), 256),
-        ((256, 8, 16, 24, 1.01), 136),  # 129.28, in eights
-        ((256, 8, 16, 1, 4.0), 256),  # a token can choose one expert there
-        ((1, 8, 16, 24, 2.0), 1 * 8),
-        ((3, 2, 4, 2, 1.0), 6),  # eights would be more than there can be
+        ((256, 8, 16, 24, 2.0), 4096),
+        ((256, 8, 16, 24, 1.01), 2072),  # 2068.48, in eights
+        ((256, 8, 2, 1, 4.0), 512),  # a token can choose one expert there
+        ((1, 2, 16, 24, 2.0), 8),
+        ((3, 2, 2, 1, 1.0), 6),  # eights would be more than there can be
     ],
     ids=str,
 )
 def test_capacities(arguments, rows):
-    assert send_capacity(*arguments) == rows
+    assert receive_capacity(*arguments) == rows
 
 
 # -- Operands.
@@ -378,7 +368,7 @@ def scatters_of_rows(jaxpr) -> list[str]:
     return actual
 
 
-@pytest.mark.parametrize("name", ["ring", "all_to_all", "ragged_all_to_all"])
+@pytest.mark.parametrize("name", ["ring", "ragged_all_to_all"])
 def test_rows_are_gathered_in_both_directions(name):
     program = program_on((1, 4, 2), name, "swiglu", capacity_factor=ENOUGH)
     assert scatters_of_rows(jax.make_jaxpr(program)(X, GATES, Experts(*MATRICES), IDS, TARGET).jaxpr) == []
@@ -393,5 +383,5 @@ def test_ragged_dispatch_is_refused_on_cpus():
         in_specs=(*[PartitionSpec(BATCH_AXES)] * 3, *[PartitionSpec("expert")] * 3),
         out_specs=PartitionSpec(BATCH_AXES),
     )
-    with pytest.raises(UserError, match="CPU devices; use 'ring' or 'all_to_all'"):
+    with pytest.raises(UserError, match="CPU devices; use 'ring'"):
         jax.eval_shape(mesh_program, X, IDS, GATES, *MATRICES)

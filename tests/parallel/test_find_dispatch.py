@@ -4,15 +4,15 @@ import pytest
 
 from composer_jax.errors import UserError
 from composer_jax.parallel.dispatch import DISPATCH, Dispatch, dispatch_without_drops, find_dispatch
-from composer_jax.parallel.dispatch.ragged import dispatch_through
+from composer_jax.parallel.dispatch.ring import ring
 from tests.parallel.test_dispatch import CROWD, on_mesh
 
 
 def test_a_dispatch_is_found_by_name_or_by_import_path():
-    assert find_dispatch("all_to_all") is DISPATCH["all_to_all"]
-    bare = find_dispatch("composer_jax.parallel.dispatch.ragged:dispatch_through")
-    assert bare == Dispatch(dispatch_through, may_drop=True)
-    with pytest.raises(UserError, match="config.model.dispatch='rign' is unknown; use one of dense, ring, all_to_all"):
+    assert find_dispatch("ragged_all_to_all") is DISPATCH["ragged_all_to_all"]
+    bare = find_dispatch("composer_jax.parallel.dispatch.ring:ring")
+    assert bare == Dispatch(ring, may_drop=True)
+    with pytest.raises(UserError, match="config.model.dispatch='rign' is unknown; use one of dense, ring, ragged_all"):
         find_dispatch("rign")
 
 

@@ -182,7 +182,7 @@ def own_dispatch(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("own_dispatch")
-@pytest.mark.parametrize("name", ["all_to_all", "ragged_all_to_all", "own_dispatch:dropping", "own_dispatch:bare"])
+@pytest.mark.parametrize("name", ["ragged_all_to_all", "own_dispatch:dropping", "own_dispatch:bare"])
 def test_a_dispatch_that_may_drop_tokens_is_refused_where_episodes_are_sampled(new_run, name):
     """One that does not say so, too."""
     with pytest.raises(UserError, match=f"model.dispatch='{name}' may drop tokens .* use model.dispatch=ring"):

@@ -21,7 +21,7 @@ PLAIN |= {
 REAL = PLAIN["segments"] > 0
 LOSS = PolicyLoss(PolicyLossConfig(ratio_low=1e3, ratio_high=1e9, dual_clip=np.inf, replay_plausibility=0.9))
 DISPATCHES = {
-    "data2_expert4_all_to_all": ({"data": 2, "expert": 4}, {"dispatch": "all_to_all"}),
+    "data2_expert4_ring": ({"data": 2, "expert": 4}, {"dispatch": "ring"}),
     "expert2_context2_tensor2": ({"expert": 2, "context": 2, "tensor": 2}, {"dispatch": "ring"}),
     "replica2_context4_host": ({"replica": 2, "context": 4}, {"dispatch": "dense", "reduction": "host"}),
 }

@@ -1,4 +1,4 @@
-"""Expert dispatch: tokens to their experts and back. One contract, four implementations:
+"""Expert dispatch: tokens to their experts and back. One contract, three implementations:
 
     dispatch(x[T,D], ids[T,k], gates[T,k], experts, activation) -> y[T,D] = sum_j gates[t,j] * expert_{ids[t,j]}(x[t])
 
@@ -8,18 +8,15 @@ many come back, and both directions repeat in the backward pass. The buffer hold
 
                          rows sent                        rows in the buffer
     ring                 (n - 1) T                        capacity_factor k T    further rows in more rounds (rounds.py)
-    all_to_all           (1 - 1/n) capacity_factor k T    capacity_factor k T    buffers are sent whole
     ragged_all_to_all    at most (1 - 1/n) k T            capacity_factor k T    TPUs and GPUs only
     dense                none: experts are all-gathered
 
-all_to_all sends less than the ring from n = capacity_factor k devices on, ragged_all_to_all from n = k on. A token
-with two experts on one device is sent twice by these two and once by the ring. Along a mesh axis that divides experts
-but not tokens (`tensor`), the ring sums whole outputs; the other two first divide the tokens among the devices, so T is
-then the number per device.
+ragged_all_to_all sends less than the ring from n = k devices on. It sends a token with two experts on one device twice,
+the ring once. Along a mesh axis that divides experts but not tokens (`tensor`), the ring sums whole outputs;
+ragged_all_to_all first divides the tokens among the devices, so T is then the number per device.
 """
 
 from composer_jax.extensions import resolve
-from composer_jax.parallel.dispatch.all_to_all import all_to_all
 from composer_jax.parallel.dispatch.contract import Biases, Dispatch, DispatchAxes, DispatchOutput, Experts
 from composer_jax.parallel.dispatch.dense import dense
 from composer_jax.parallel.dispatch.ragged import ragged_all_to_all
@@ -28,7 +25,6 @@ from composer_jax.parallel.dispatch.ring import ring
 DISPATCH: dict[str, Dispatch] = {
     "dense": Dispatch(dense, may_drop=False),
     "ring": Dispatch(ring, may_drop=False),
-    "all_to_all": Dispatch(all_to_all, may_drop=True),
     "ragged_all_to_all": Dispatch(ragged_all_to_all, may_drop=True),
 }
 """Our implementations by name. A config may also name a user's, by import path."""

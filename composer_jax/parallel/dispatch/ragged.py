@@ -26,8 +26,6 @@ from composer_jax.parallel.dispatch.contract import (
     dispatch_output,
     group_size,
 )
-from composer_jax.parallel.dispatch.queue import queue_by_device
-from composer_jax.parallel.dispatch.replicated_tokens import split_replicated_tokens
 
 Collective = Callable[..., jax.Array]
 
@@ -41,6 +39,7 @@ def ragged_all_to_all(
     *,
     capacity_factor: float = 2.0,
     axes: DispatchAxes = DISPATCH_AXES,
+    collective: Collective = jax.lax.ragged_all_to_all,
 ) -> DispatchOutput:
     """Exchanges exactly the chosen rows; a device can receive capacity_factor times the mean.
 
@@ -48,42 +47,20 @@ def ragged_all_to_all(
     device, the senders get room in their order in the group, and each drops its later tokens. Devices with replicated
     tokens each send their own part of them.
 
+    Args:
+      collective: a function with the signature of jax.lax.ragged_all_to_all; tests on CPUs emulate it.
+
     Raises:
       UserError: the experts are divided over several CPU devices.
     """
-    device = jax.sharding.get_abstract_mesh().abstract_device
-    if axes.group and device is not None and device.platform == "cpu":
-        raise UserError(
-            "dispatch='ragged_all_to_all' works between TPUs or GPUs, and these are CPU devices; "
-            "use 'ring' or 'all_to_all'."
-        )
-    return dispatch_through(
-        jax.lax.ragged_all_to_all,
-        x_TD,
-        ids_Tk,
-        gates_Tk,
-        experts,
-        activation,
-        capacity_factor=capacity_factor,
-        axes=axes,
-    )
-
-
-def dispatch_through(
-    collective: Collective,
-    x_TD: jax.Array,
-    ids_Tk: jax.Array,
-    gates_Tk: jax.Array,
-    experts: Experts,
-    activation: Activation = swiglu,
-    *,
-    capacity_factor: float = 2.0,
-    axes: DispatchAxes = DISPATCH_AXES,
-) -> DispatchOutput:
-    """Dispatches through a collective with the signature of jax.lax.ragged_all_to_all."""
     check_operands(x_TD, ids_Tk, gates_Tk, experts)
     if not axes.group:
         return dispatch_output(compute_chosen_experts(x_TD, ids_Tk, gates_Tk, experts, activation), x_TD)
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    if collective is jax.lax.ragged_all_to_all and device is not None and device.platform == "cpu":
+        raise UserError(
+            "dispatch='ragged_all_to_all' works between TPUs or GPUs, and these are CPU devices; use 'ring'."
+        )
     compute = partial(
         _exchange,
         collective,
@@ -92,7 +69,7 @@ def dispatch_through(
         axes=axes.group,
         capacity_factor=capacity_factor,
     )
-    y_TD, dropped = split_replicated_tokens(compute, x_TD, ids_Tk, gates_Tk, axes.replicated_axes)
+    y_TD, dropped = _split_replicated_tokens(compute, x_TD, ids_Tk, gates_Tk, axes.replicated_axes)
     return dispatch_output(y_TD, x_TD, dropped)
 
 
@@ -141,7 +118,12 @@ def plan_exchange(sizes_nn, me, capacity: int, xp: Any = jnp) -> ExchangePlan:
 def receive_capacity(tokens: int, choices: int, devices: int, experts: int, factor: float) -> int:
     """Returns the rows that a device can receive: `factor` times the mean, a multiple of 8, at most all pairs.
 
-    Args: as send_capacity in all_to_all.py.
+    Args:
+      tokens: of one device.
+      choices: experts per token.
+      devices: in the group.
+      experts: per device.
+      factor: the capacity factor.
     """
     rows = math.ceil(factor * tokens * choices)
     return min(-(-rows // 8) * 8, devices * tokens * min(choices, experts))
@@ -193,7 +175,7 @@ def _exchange(
     x_TD, ids_Tk, gates_Tk, *_ = match_vma(x_TD, ids_Tk, gates_Tk, *jax.tree.leaves(experts))
     (tokens, choices), n, e = ids_Tk.shape, group_size(axes), experts.gate_EDF.shape[0]
     ids_N = ids_Tk.reshape(-1)
-    queue = queue_by_device(ids_N, n, e)
+    queue = _queue_by_device(ids_N, n, e)
     capacity = receive_capacity(tokens, choices, n, e, capacity_factor)
     sizes_nn = jax.lax.all_gather(queue.sizes_n, axes)
     dispatch, combine, dropped = plan_exchange(sizes_nn, jax.lax.axis_index(axes), capacity)
@@ -223,3 +205,55 @@ def _received_ids(counts_E: jax.Array, experts: int, capacity: int) -> jax.Array
     """
     ids = jnp.append(jnp.arange(counts_E.size) % experts, experts)
     return jnp.repeat(ids, jnp.append(counts_E, capacity - counts_E.sum()), total_repeat_length=capacity)
+
+
+class _DeviceQueues(NamedTuple):
+    """The pairs for each of n devices in the order of tokens, and a last queue of pairs without an expert (id -1)."""
+
+    device_N: jax.Array  # int32, the device of a pair's expert; n if it has none
+    rank_N: jax.Array  # int32, the number of pairs before it in its queue
+    sizes_n: jax.Array  # int32, pairs in each queue
+
+
+def _queue_by_device(ids_N: jax.Array, devices: int, experts: int) -> _DeviceQueues:
+    """Queues the pairs with expert ids `ids_N` for `devices` devices of `experts` experts each."""
+    device_N = jnp.where(ids_N < 0, devices, ids_N // experts).astype(jnp.int32)
+    order_N = jnp.argsort(device_N)  # stable: pairs of one queue stay in the order of tokens
+    sizes = jnp.bincount(device_N, length=devices + 1).astype(jnp.int32)
+    starts = jnp.cumsum(sizes) - sizes
+    return _DeviceQueues(device_N, jnp.argsort(order_N) - starts[device_N], sizes[:-1])
+
+
+def _split_replicated_tokens(
+    compute: Callable[..., tuple[jax.Array, jax.Array]],
+    x_TD: jax.Array,
+    ids_Tk: jax.Array,
+    gates_Tk: jax.Array,
+    axes: tuple[str, ...],
+) -> tuple[jax.Array, jax.Array]:
+    """Applies compute(x, ids, gates) -> (y, dropped) to each device's part of tokens that are replicated over `axes`.
+
+    If the tokens do not divide evenly, rows with expert id -1 pad the last part. The output is replicated again.
+    """
+    if not axes:
+        return compute(x_TD, ids_Tk, gates_Tk)
+    rows = x_TD.shape[0]
+    pad = lambda a, value=0: jnp.pad(a, ((0, -rows % group_size(axes)), (0, 0)), constant_values=value)  # noqa: E731
+    y_TD, dropped = compute(
+        _slice_replicated(pad(x_TD), axes), _slice(pad(ids_Tk, -1), axes), _slice_replicated(pad(gates_Tk), axes)
+    )
+    return _all_gather(y_TD, axes)[:rows], jax.lax.psum(dropped, axes)
+
+
+def _slice(a: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    rows = a.shape[0] // group_size(axes)
+    return jax.lax.dynamic_slice_in_dim(a, jax.lax.axis_index(axes) * rows, rows)
+
+
+def _all_gather(a: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    return jax.lax.all_gather(a, axes, axis=0, tiled=True, to="invarying")
+
+
+# The gradient all-gathers the parts. Autodiff would psum arrays that are zero outside one part: twice the bytes.
+_slice_replicated = jax.custom_vjp(_slice, nondiff_argnums=(1,))
+_slice_replicated.defvjp(lambda a, axes: (_slice(a, axes), None), lambda axes, _, da: (_all_gather(da, axes),))
