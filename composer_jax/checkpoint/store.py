@@ -42,8 +42,6 @@ class CheckpointStore:
     keep: number of latest steps that stay on disk; None keeps all.
     notes: plain JSON stored with every step, such as the configuration of the network, so that a checkpoint describes
       itself (`read_notes`).
-    asynchronous: `save` returns once the arrays are copied to host memory and writes in the background; `wait` waits
-      for it. Useful if a save takes seconds.
     before_save: called before a step is written, such as Workdir.publish: the step then relies only on files that are
       safe.
 
@@ -57,7 +55,6 @@ class CheckpointStore:
         keep: int | None = None,
         *,
         notes: Mapping[str, Any] | None = None,
-        asynchronous: bool = False,
         before_save: Callable[[], None] | None = None,
     ):
         if keep is not None and keep < 1:
@@ -67,7 +64,6 @@ class CheckpointStore:
         self.directory = directory if is_url(directory) else Path(directory).absolute()
         self._keep = keep
         self._notes = dict(notes or {})
-        self._asynchronous = asynchronous
         self._before_save = before_save
         self._writing = False
         self._manager_if_open: ocp.CheckpointManager | None = None
@@ -106,22 +102,11 @@ class CheckpointStore:
         except Exception as error:
             self._raise_write_error(error)
 
-    def wait(self) -> None:
-        """Waits until every save is on disk. Raises a UserError if a background save failed."""
-        if self._manager_if_open is not None:
-            try:
-                self._manager_if_open.wait_until_finished()
-            except Exception as error:
-                self._raise_write_error(error)
-
     def close(self) -> None:
-        """Waits for pending saves and releases the folder; raises like `wait`."""
-        try:
-            self.wait()
-        finally:
-            if self._manager_if_open is not None:
-                self._manager_if_open.close()
-                self._manager_if_open = None
+        """Releases the folder."""
+        if self._manager_if_open is not None:
+            self._manager_if_open.close()
+            self._manager_if_open = None
 
     def __enter__(self) -> CheckpointStore:
         return self
@@ -183,13 +168,9 @@ class CheckpointStore:
             out[name] = jax.tree.unflatten(jax.tree.structure(tree), leaves)
         return out, meta["json"]
 
-    def read_notes(self, step: int | None = None) -> dict[str, Any]:
-        """Returns the notes of the store that wrote a step; None is the latest. Raises like `restore`."""
-        return self._read_meta(self._find_step(step))["notes"]
-
-    def restore_item(self, name: str, like: PyTree, step: int | None = None) -> PyTree:
-        """Reads a single pytree, e.g. the parameters of another run; see `restore`."""
-        return self.restore(step, like={name: like})[0][name]
+    def read_notes(self) -> dict[str, Any]:
+        """Returns the notes of the store that wrote the latest step. Raises like `restore`."""
+        return self._read_meta(self._find_step(None))["notes"]
 
     # ---------------------------------------------------------------- inside
 
@@ -203,7 +184,7 @@ class CheckpointStore:
             max_to_keep=self._keep,
             create=writing,
             cleanup_tmp_directories=writing,
-            enable_async_checkpointing=self._asynchronous,
+            enable_async_checkpointing=False,
             save_root_metadata=False,
         )
         registry = ocp.handlers.DefaultCheckpointHandlerRegistry()

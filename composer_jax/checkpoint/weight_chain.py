@@ -186,10 +186,6 @@ class WeightReceiver:
         self.arrays: dict[str, np.ndarray] = {}
         """Whole arrays by name."""
 
-    def latest(self) -> int | None:
-        """Returns the newest version in the folder, or None if there is none."""
-        return max(self._files.manifests(), default=None)
-
     def receive(self, version: int | None = None) -> int:
         """Brings `arrays` to a version, the newest by default; returns it.
 
@@ -212,21 +208,6 @@ class WeightReceiver:
                 return target
         self._load(manifests, target)
         return target
-
-    def apply_patch(self, version: int) -> None:
-        """Applies the patch of one version.
-
-        Raises:
-          UserError: the patch follows another version than that of `arrays`.
-          BadPatch: it is damaged or gone; `arrays` are as they were.
-        """
-        manifest = self._files.manifests().get(version)
-        if manifest is None or manifest["base"] != self.version:
-            follows = "does not exist" if manifest is None else f"follows version {manifest['base']}"
-            raise UserError(
-                f"the patch of version {version} {follows}, and these weights are of version {self.version}."
-            )
-        self._apply([version])
 
     def _apply(self, chain: list[int]) -> None:
         """Applies patches in order. If one is damaged, it is undone, and those before it stay."""

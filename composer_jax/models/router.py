@@ -5,7 +5,6 @@ from typing import NamedTuple
 import chex
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from composer_jax.models.config import ModelConfig
@@ -80,22 +79,6 @@ def select_experts(choice_TE: jax.Array, config: ModelConfig) -> jax.Array:
         allowed = jax.nn.one_hot(best, config.n_expert_groups, dtype=bool).any(-2)
         choice_TE = jnp.where(allowed[:, :, None], groups, -jnp.inf).reshape(choice_TE.shape)
     return jax.lax.top_k(choice_TE, config.experts_per_token)[1]
-
-
-def balanced_scaling_factor(n_experts: int, experts_per_token: int, *, samples: int = 20_000, seed: int = 0) -> float:
-    """Returns the routed_scaling_factor that gives the routed output the variance of one expert's output.
-
-    E[1 / sqrt(sum_i g_i^2)] over the normalised top-k sigmoid gates g of standard normal router logits (Moonlight,
-    arXiv 2502.16982), simulated with a standard error below 0.001. Gives Moonlight's 2.446 and Kimi K2's 2.827.
-    """
-    rng = np.random.default_rng(seed)
-    inverse_norms = []
-    for count in [1000] * (samples // 1000):
-        logits = rng.standard_normal((count, n_experts))
-        gates = 1 / (1 + np.exp(-np.partition(logits, -experts_per_token, axis=-1)[:, -experts_per_token:]))
-        gates /= gates.sum(-1, keepdims=True)
-        inverse_norms.append(1 / np.sqrt((gates**2).sum(-1)))
-    return float(np.mean(inverse_norms))
 
 
 def expert_counts(ids_Tk: jax.Array, token_mask_T: jax.Array, n_experts: int) -> jax.Array:

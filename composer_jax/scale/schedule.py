@@ -125,21 +125,6 @@ class HloSchedule:
         """
         return self._play(self.entry, network, assumed)[0]
 
-    def collectives(self, assumed: CostAssumptions) -> list[tuple[float, Collective]]:
-        """Returns (runs in one run of the program, collective) in the order of the computations."""
-        return [
-            (times, transfer.collective)
-            for name, times in self._runs(self.entry, 1.0, assumed)
-            for transfer in self._transfers(name, assumed.sizes)
-        ]
-
-    def _runs(self, name: str, times: float, assumed: CostAssumptions) -> Iterator[tuple[str, float]]:
-        """Yields (computation, number of runs) of a computation and of those that it controls."""
-        yield name, times
-        for instruction in self.computations[name]:
-            for inner, runs in self._controlled(instruction, assumed):
-                yield from self._runs(inner, times * runs, assumed)
-
     def _play(self, name: str, network: Network, assumed: CostAssumptions) -> tuple[Waiting, float]:
         """Returns the waiting and the seconds of computation of one run of a computation."""
         waiting, computing = Waiting(), 0.0

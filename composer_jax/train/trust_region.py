@@ -4,14 +4,11 @@ Each function maps importance ratios r and advantages A of tokens to the weight 
 gradient passes through a weight. With unbounded regions all three are importance-weighted REINFORCE.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-
-from composer_jax.errors import UserError
 
 
 class Bounds(NamedTuple):
@@ -44,7 +41,7 @@ def clip(ratio: jax.Array, advantage: jax.Array, bounds: Bounds) -> jax.Array:
 def mask(ratio: jax.Array, advantage: jax.Array, bounds: Bounds) -> jax.Array:
     """A token outside the bounds gets weight 0, whatever the sign of its advantage.
 
-    GLM-5, IcePop and Kimi K2.5 are this function with different widths (PUBLISHED_REGIONS, log_ratio_widths).
+    GLM-5 (arXiv 2602.15763), IcePop and Kimi K2.5 (arXiv 2602.02276) are this function with different widths.
     """
     return jnp.where((ratio > bounds.lower) & (ratio < bounds.upper), ratio, 0)
 
@@ -59,33 +56,3 @@ def clamp(ratio: jax.Array, advantage: jax.Array, bounds: Bounds) -> jax.Array:
 
 TRUST_REGIONS: Mapping[str, TrustRegion] = {"clip": clip, "mask": mask, "clamp": clamp}
 """By the name in PolicyLossConfig.trust_region."""
-
-PUBLISHED_REGIONS: Mapping[str, Mapping[str, str | float]] = {
-    # PPO (arXiv 1707.06347, section 6.1) and DAPO (arXiv 2503.14476, section 3.1).
-    "ppo": {"trust_region": "clip", "ratio_low": 0.2, "ratio_high": 0.2, "dual_clip": math.inf},
-    "dapo": {"trust_region": "clip", "ratio_low": 0.2, "ratio_high": 0.28, "dual_clip": math.inf},
-    # Dual-clip PPO (arXiv 1912.09729, section 4.1): epsilon = 0.2, c = 3.
-    "dual_clip": {"trust_region": "clip", "ratio_low": 0.2, "ratio_high": 0.2, "dual_clip": 3.0},
-    # GLM-5 (arXiv 2602.15763): the token mask of asynchronous agents; the widths are those of its reasoning RL.
-    "glm5": {"trust_region": "mask", "ratio_low": 0.2, "ratio_high": 0.28},
-    # IcePop (Ling team, 2025): pop(r, 1/beta, beta) with GLM-5's beta = 2.
-    "icepop": {"trust_region": "mask", "ratio_low": 0.5, "ratio_high": 1.0},
-    # Truncated importance sampling, min(r, C): C = 2 (Yao et al. 2025; verl's default).
-    "truncated": {"trust_region": "clamp", "ratio_low": 1.0, "ratio_high": 1.0},
-    # CISPO (MiniMax-M1) has no lower bound either; its upper bound is not published, and this one is DAPO's.
-    "cispo": {"trust_region": "clamp", "ratio_low": 1.0, "ratio_high": 0.28},
-}
-"""Values of PolicyLossConfig by method, for a config file: config.rl.loss.update(PUBLISHED_REGIONS["icepop"])."""
-
-
-def log_ratio_widths(lowest: float, highest: float) -> dict[str, str | float]:
-    """Returns values of PolicyLossConfig that trust tokens with lowest < log ratio < highest, and no other.
-
-    Kimi K2.5's mask (arXiv 2602.02276), whose bounds alpha and beta are not published.
-
-    Raises:
-      UserError: the bounds do not enclose 0, the log-ratio of a token that has not moved.
-    """
-    if not lowest < 0 < highest:
-        raise UserError(f"log-ratios from {lowest} to {highest} exclude 0; use a negative and a positive bound.")
-    return {"trust_region": "mask", "ratio_low": -math.expm1(lowest), "ratio_high": math.expm1(highest)}

@@ -4,13 +4,13 @@ import pytest
 
 from composer_jax.data.chat.compact import CompactFormat
 from composer_jax.data.tokenizer import Tokenizer
-from composer_jax.demo.generate import generate
 from composer_jax.demo.prompts import REQUESTS
 from composer_jax.sampler.policy import Sample
 from composer_jax.sandbox import LocalSandboxPool, SandboxLimits
 from composer_jax.tasks.grader import Case, CaseGrader
 from composer_jax.tasks.task import Task
 from tests.coroutine_tests import pytest_pyfunc_call  # noqa: F401  # a hook
+from tests.demo.generate import generate
 
 
 @pytest.fixture(scope="session")

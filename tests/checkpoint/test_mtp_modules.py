@@ -7,11 +7,12 @@ import jax
 import numpy as np
 import pytest
 
-from composer_jax.checkpoint.huggingface import hf_config, load_hf, save_hf, to_tensors
+from composer_jax.checkpoint.huggingface import hf_config, load_hf, save_hf
 from composer_jax.errors import UserError
 from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.mesh import make_mesh
 from tests.checkpoint.hf_folder import CONFIG, WEIGHTS, assert_same, write_folder
+from tests.checkpoint.tensors import to_tensors
 from tests.models.small import random_weights
 
 MODULES = dataclasses.replace(CONFIG, n_mtp_modules=2)

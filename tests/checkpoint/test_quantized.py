@@ -8,10 +8,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from composer_jax.checkpoint.huggingface import from_tensors, hf_config, load_hf, to_tensors
+from composer_jax.checkpoint.huggingface import hf_config, load_hf
 from composer_jax.errors import UserError
 from composer_jax.parallel.mesh import make_mesh
 from tests.checkpoint.hf_folder import CONFIG, WEIGHTS, assert_same, write_folder
+from tests.checkpoint.tensors import from_tensors, to_tensors
 from tests.models.small import GROUPED_QUERY, random_weights, small
 
 

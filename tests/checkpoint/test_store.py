@@ -47,14 +47,13 @@ def mesh_of(shape: tuple[int, int]) -> jax.sharding.Mesh:
     return jax.make_mesh(shape, ("data", "expert"), axis_types=(AxisType.Explicit,) * 2)
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_everything_comes_back_bit_for_bit(tmp_path, asynchronous):
+def test_everything_comes_back_bit_for_bit(tmp_path):
     params = make_params()
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3)).init(params)
     arrays = {"params": params, "optimizer": optimizer, "none": {}}
     arrays["rng"] = np.array([7, 2**32 - 1], np.uint32)
     values = {"tokens": 123, "data": {"cursor": [1, 2], "name": "é"}, "loss": 0.1}
-    with CheckpointStore(tmp_path / "ckpt", asynchronous=asynchronous) as store:
+    with CheckpointStore(tmp_path / "ckpt") as store:
         store.save(5, arrays=arrays, json=values)
     with CheckpointStore(tmp_path / "ckpt") as store:
         got, got_values = store.restore(like=arrays)
@@ -72,8 +71,8 @@ def test_named_tuples_and_abstract_leaves(tmp_path):
     like = jax.eval_shape(lambda: router)
     with CheckpointStore(tmp_path) as store:
         store.save(0, arrays={"router": router, "bare": jnp.arange(5)})
-        assert_same_bits(store.restore_item("router", like), router)
-        assert_same_bits(store.restore_item("bare", jax.ShapeDtypeStruct((5,), jnp.int32)), jnp.arange(5))
+        assert_same_bits(store.restore(like={"router": like})[0]["router"], router)
+        assert_same_bits(store.restore(like={"bare": jax.ShapeDtypeStruct((5,), jnp.int32)})[0]["bare"], jnp.arange(5))
 
 
 def test_one_item_alone_without_the_others(tmp_path):
@@ -81,8 +80,8 @@ def test_one_item_alone_without_the_others(tmp_path):
     with CheckpointStore(tmp_path) as store:
         store.save(1, arrays={"params": params, "optimizer": optax.adam(1e-3).init(params)})
         store.save(2, arrays={"params": make_params(scale=2.0)})
-        assert_same_bits(store.restore_item("params", params, step=1), params)
-        assert_same_bits(store.restore_item("params", params), make_params(scale=2.0))
+        assert_same_bits(store.restore(1, like={"params": params})[0]["params"], params)
+        assert_same_bits(store.restore(like={"params": params})[0]["params"], make_params(scale=2.0))
 
 
 @pytest.mark.parametrize(("saved_on", "restored_on"), [((8, 1), (1, 8)), ((2, 4), (4, 2))])
@@ -93,11 +92,12 @@ def test_restores_onto_another_mesh(tmp_path, saved_on, restored_on):
     with CheckpointStore(tmp_path) as store:
         store.save(0, arrays={"params": {"w": source}})
         like = {"w": jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=target)}
-        got = store.restore_item("params", like)["w"]
+        got = store.restore(like={"params": like})[0]["params"]["w"]
         assert got.sharding == target
         np.testing.assert_array_equal(got, value)
         # From a mesh to no mesh: uncommitted, so that it can be mixed with arrays placed anywhere.
-        alone = store.restore_item("params", {"w": jax.ShapeDtypeStruct(value.shape, value.dtype)})["w"]
+        like = {"w": jax.ShapeDtypeStruct(value.shape, value.dtype)}
+        alone = store.restore(like={"params": like})[0]["params"]["w"]
         assert not alone.committed
         np.testing.assert_array_equal(alone + got, 2 * value)
 
@@ -107,7 +107,7 @@ def test_a_sharding_that_does_not_divide_is_no_damage(tmp_path):
         store.save(0, arrays={"w": jnp.ones((6, 8))})
         sharding = NamedSharding(mesh_of((8, 1)), P("data"))
         with pytest.raises(UserError, match=r"value float32\[6,8\] cannot be sharded so: .*8"):
-            store.restore_item("w", jax.ShapeDtypeStruct((6, 8), jnp.float32, sharding=sharding))
+            store.restore(like={"w": jax.ShapeDtypeStruct((6, 8), jnp.float32, sharding=sharding)})
 
 
 def test_keeps_the_latest_and_names_steps_in_order(tmp_path):

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from composer_jax.checkpoint.weight_chain import Shard, WeightPublisher, WeightReceiver
-from composer_jax.checkpoint.weight_patch import BadPatch
 from composer_jax.checkpoint.weight_shards import as_tree, local_shards
 from composer_jax.errors import UserError
 from composer_jax.parallel.mesh import make_mesh
@@ -66,7 +65,6 @@ def folder(tmp_path):
 
 def test_a_receiver_follows_patch_by_patch(folder):
     steps, publisher, receiver = trained(8), WeightPublisher(folder, anchor_every=3), WeightReceiver(folder)
-    assert receiver.latest() is None
     for version, shards in enumerate(steps, 5):
         published = publisher.publish(shards, version)
         assert (published.full_bytes > 0) == (version in (5, 8, 11)) and (published.patch_bytes > 0) == (version > 5)
@@ -113,9 +111,6 @@ def test_a_bad_patch_is_undone_and_healed_from_a_version_in_full(folder, how):
         path.write_bytes(path.read_bytes()[:-9])
     else:
         path.unlink()
-    with pytest.raises(BadPatch):
-        receiver.apply_patch(2)
-    assert_equal(receiver, steps[1])
     with pytest.raises(UserError, match=r"version 2 of the weights in .* cannot be built"):
         receiver.receive()
     assert receiver.version == 1, "the version that it had stays"
@@ -125,19 +120,11 @@ def test_a_bad_patch_is_undone_and_healed_from_a_version_in_full(folder, how):
     assert_equal(receiver, steps[3])
 
 
-def test_a_patch_for_another_version_is_refused(folder):
-    steps, publisher, receiver = trained(4), WeightPublisher(folder), WeightReceiver(folder)
-    for version in (0, 1):
-        publisher.publish(steps[version], version)
-    receiver.receive()
-    for version in (2, 3):
-        publisher.publish(steps[version], version)
-    with pytest.raises(UserError, match="the patch of version 3 follows version 2, and these weights are of version 1"):
-        receiver.apply_patch(3)
-    receiver.apply_patch(2)
-    assert_equal(receiver, steps[2])
+def test_versions_rise(folder):
+    steps, publisher = trained(1), WeightPublisher(folder)
+    publisher.publish(steps[0], 3)
     with pytest.raises(UserError, match="version 3 cannot follow version 3"):
-        publisher.publish(steps[3], 3)
+        publisher.publish(steps[0], 3)
 
 
 def test_an_anchor_that_is_damaged_gives_way_to_the_one_before(folder):

@@ -4,7 +4,6 @@ import asyncio
 
 import pytest
 
-from composer_jax.demo.generate import generate
 from composer_jax.errors import UserError
 from composer_jax.sandbox import Change, LocalSandboxPool, SandboxLimits
 from composer_jax.sandbox.container_pool import ContainerPool
@@ -12,6 +11,8 @@ from composer_jax.tasks import LogGrader, Task
 from composer_jax.tasks.formats import ReadOptions, read_tasks
 from composer_jax.tasks.grading import grade
 from composer_jax.tasks.images import container_pool
+from composer_jax.tasks.images.containers import container_pool
+from tests.demo.generate import generate
 
 EVAL = """
 set -x

@@ -5,9 +5,9 @@ import re
 import pytest
 
 from composer_jax.demo import splits
-from composer_jax.demo.generate import generate
 from composer_jax.demo.splits import constants, draw_names, file_stems, function_names, is_heldout
 from composer_jax.seeds import seeded_random
+from tests.demo.generate import generate
 
 TASKS = 800
 

@@ -7,10 +7,10 @@ import pytest
 from composer_jax.agent.episode_context import EpisodeContext
 from composer_jax.agent.summary import Compaction
 from composer_jax.agent.usage import EpisodeUsage
-from composer_jax.demo.generate import generate
 from composer_jax.errors import UserError
 from composer_jax.evals.suite import Suite, compaction_error, run_suite, summarise
 from composer_jax.rl.rollout import lost_episode
+from tests.demo.generate import generate
 from tests.rl.made_up import conversation, episode
 from tests.rl.simulated import SimulatedPolicy
 

@@ -5,11 +5,11 @@ import json
 
 import pytest
 
-from composer_jax.demo.generate import generate
 from composer_jax.tasks.harbor import write_task
 from composer_jax.tasks.task import Task
 from launch import hosts, tasks
 from tests.launch.in_process import run_here
+from tests.demo.generate import generate
 
 
 @pytest.fixture

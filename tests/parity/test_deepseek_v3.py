@@ -6,15 +6,10 @@ import json
 import numpy as np
 import pytest
 
-from composer_jax.checkpoint.huggingface import (
-    from_tensors,
-    load_hf,
-    model_config,
-    save_hf,
-    tensor_layouts,
-    to_tensors,
-)
+from composer_jax.checkpoint.huggingface import load_hf, model_config, save_hf
+from composer_jax.checkpoint.huggingface.tensor_layout import tensor_layouts
 from composer_jax.models.model_def import ModelDef
+from tests.checkpoint.tensors import from_tensors, to_tensors
 from tests.parity.decoder import TOLERANCE, forward
 from tests.parity.goldens import GOLDENS, load
 

@@ -9,12 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from composer_jax.checkpoint.huggingface import from_tensors, load_hf, model_config, save_hf, tensor_layouts, to_tensors
+from composer_jax.checkpoint.huggingface import load_hf, model_config, save_hf
 from composer_jax.checkpoint.huggingface.rope_json import write_rope
-from composer_jax.checkpoint.huggingface.tensor_layout import flatten_tree
+from composer_jax.checkpoint.huggingface.tensor_layout import flatten_tree, tensor_layouts
 from composer_jax.models.model_def import ModelDef
 from composer_jax.models.predictions import Predictions
 from composer_jax.models.rope import Llama3Rope
+from tests.checkpoint.tensors import from_tensors, to_tensors
 from tests.parity.decoder import TOLERANCE, decode, forward
 
 pytestmark = pytest.mark.parity

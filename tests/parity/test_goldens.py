@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from flax.traverse_util import unflatten_dict
 
-from composer_jax.checkpoint.huggingface import from_tensors, model_config, to_tensors
+from composer_jax.checkpoint.huggingface import model_config
 from composer_jax.checkpoint.huggingface.tensor_layout import flatten_tree
 from composer_jax.models.model_def import ModelDef
+from tests.checkpoint.tensors import from_tensors, to_tensors
 from tests.parity.decoder import TOLERANCE, decode, forward
 from tests.parity.goldens import FOLDER, GOLDENS, load
 

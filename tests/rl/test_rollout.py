@@ -11,12 +11,12 @@ import pytest
 from composer_jax.agent.episode_context import EpisodeContext, EpisodeSettings
 from composer_jax.agent.episode_spec import EpisodeSpec
 from composer_jax.agent.summary import Compaction
-from composer_jax.demo.generate import generate
 from composer_jax.errors import UserError
 from composer_jax.rl import rollout
 from composer_jax.rl.rollout import roll_out
 from composer_jax.sandbox import SandboxDied
 from composer_jax.seeds import hash_seed
+from tests.demo.generate import generate
 from tests.rl.made_up import episode
 from tests.rl.workers.seeded_policy import SeededPolicy
 

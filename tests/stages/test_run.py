@@ -10,7 +10,6 @@ import jax
 import numpy as np
 import pytest
 
-from composer_jax.demo.generate import generate
 from composer_jax.errors import UserError
 from composer_jax.parallel import processes
 from composer_jax.stages import rollout_services
@@ -18,6 +17,7 @@ from composer_jax.stages.pipeline import pipeline
 from composer_jax.stages.run import Run
 from composer_jax.tasks.harbor import write_task
 from configs.tiny import get_config
+from tests.demo.generate import generate
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ import json
 
 import pytest
 
-from composer_jax.demo.generate import generate
 from composer_jax.observe.episodes import read_episodes
 from composer_jax.observe.metrics import read_metrics
 from composer_jax.tasks.harbor import write_task
+from tests.demo.generate import generate
 from tests.stages.command_line import finish, kill_when, start
 from tests.stages.contract import assert_contract
 

@@ -6,7 +6,6 @@ import types
 
 import pytest
 
-from composer_jax.demo.generate import generate
 from composer_jax.errors import UserError
 from composer_jax.sandbox import SandboxLimits
 from composer_jax.storage.bucket import BucketFolder
@@ -14,6 +13,7 @@ from composer_jax.tasks.config import TasksConfig
 from composer_jax.tasks.harbor import write_task
 from composer_jax.tasks.source import TaskSource
 from composer_jax.tasks.suites.run import SUITE_LIMITS
+from tests.demo.generate import generate
 
 FAMILIES = {
     "bugfix": "composer_jax.demo.bugfix:Bugfix",

@@ -3,9 +3,9 @@
 import asyncio
 
 from composer_jax.demo import bugfix
-from composer_jax.demo.generate import generate
 from composer_jax.tasks import SuiteGrader, Task
 from composer_jax.tasks.validate import Validation, gold_changes, validate
+from tests.demo.generate import generate
 from tests.tasks.conftest import lay
 
 BROKEN = "def one():\n    return 2\n"

@@ -119,7 +119,8 @@ def assert_trained_alike(folder, expected):
     for path in (folder, expected):
         with CheckpointStore(path / "checkpoints") as store:
             assert store.latest_step() == 6
-            restored.append(store.restore_item("params", jax.eval_shape(lambda: random_weights(CONFIG)[0])))
+            like = {"params": jax.eval_shape(lambda: random_weights(CONFIG)[0])}
+            restored.append(store.restore(like=like)[0]["params"])
     for weights in zip(*map(jax.tree.leaves, restored), strict=True):
         assert relative_error(*weights) < 1e-5
 

@@ -244,7 +244,7 @@ def test_three_skipped_steps_in_a_row_end_the_run_with_the_last_good_weights(tmp
     assert [row.get("skipped") for row in rows(tmp_path / "broken")] == [None, 0, 0, 1, 1, 1, 1]
     good, _, _ = run(tmp_path / "good", learner, weights, plan=FitPlan("test", 2, save_every=2, evaluate_every=3))
     with CheckpointStore(tmp_path / "broken" / "checkpoints") as store:
-        saved = store.restore_item("params", jax.eval_shape(lambda: weights[0]))
+        saved = store.restore(like={"params": jax.eval_shape(lambda: weights[0])})[0]["params"]
     chex.assert_trees_all_equal(jax.tree.map(np.asarray, saved), good.params)
 
 

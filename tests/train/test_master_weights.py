@@ -116,7 +116,6 @@ def test_the_copy_is_sharded_like_the_weights_and_survives_a_checkpoint(tmp_path
     state = take_steps(learner, state, 2)
     with CheckpointStore(tmp_path) as store:
         save_state(store, state)
-        store.wait()
         restored = restore_state(store, learner.init_state(*random_weights(learner.definition.config, seed=1)))
     assert restored is not None
     expected = jax.tree.map(np.asarray, take_steps(learner, state, 2))

@@ -169,7 +169,6 @@ def test_a_checkpoint_has_the_whole_state(tmp_path):
     state, _ = learner.step(state, [BATCH], NORMALISER)
     with CheckpointStore(tmp_path) as store:
         save_state(store, state)
-        store.wait()
         restored = restore_state(store, learner.init_state(*random_weights(NETWORKS["llama"], seed=1)))
     assert restored is not None
     expected, _ = learner.step(state, [BATCH], NORMALISER)

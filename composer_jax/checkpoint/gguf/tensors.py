@@ -32,7 +32,7 @@ _IGNORED = (ROPE_FACTORS,)  # part of config.json
 
 
 class GGUFTensors:
-    """Tensors by their Hugging Face names, each read and dequantised alone (`Source` of huggingface/weights.py).
+    """Tensors by their Hugging Face names, each read and dequantised alone (TensorSource of huggingface/weights.py).
 
     Raises:
       UserError: the file has a tensor that its architecture does not have.

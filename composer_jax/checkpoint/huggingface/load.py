@@ -24,7 +24,7 @@ from composer_jax.checkpoint.huggingface.tensor_layout import (
     flatten_tree,
     leaf_shapes,
 )
-from composer_jax.checkpoint.huggingface.weights import SizedSource, group_by_leaf, match_layouts, unflatten_leaves
+from composer_jax.checkpoint.huggingface.weights import TensorSource, group_by_leaf, match_layouts, unflatten_leaves
 from composer_jax.models.model_def import ModelDef, Params
 from composer_jax.observe.progress import Progress
 
@@ -80,7 +80,7 @@ def load_hf(
     return load_tensors(source, ModelDef(config), mesh, folder.name)
 
 
-def load_tensors(source: SizedSource, definition: ModelDef, mesh: Mesh | None, name: str) -> Loaded:
+def load_tensors(source: TensorSource, definition: ModelDef, mesh: Mesh | None, name: str) -> Loaded:
     """Loads the tensors of a source, by their Hugging Face names, onto a mesh, layer by layer.
 
     Args:
@@ -124,7 +124,7 @@ def _zeros(shape: jax.ShapeDtypeStruct, sharding: Sharding) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class _TensorReader:
-    source: SizedSource
+    source: TensorSource
     threads: ThreadPoolExecutor
     progress: Progress
 

@@ -1,12 +1,8 @@
-"""Tensors of a checkpoint <-> Params in host memory, and the checks that reading from memory and from files share.
-
-A `Source` provides tensors: arrays in memory, or files that are read one tensor at a time.
-"""
+"""The tensors of a checkpoint against a network: which there must be, and which leaves of our Params they hold."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
@@ -14,7 +10,6 @@ from composer_jax.checkpoint.huggingface.families import find_family
 from composer_jax.checkpoint.huggingface.tensor_layout import (
     TensorLayout,
     absent_leaves,
-    copy_into,
     duplicate_tensors,
     flatten_tree,
     leaf_shapes,
@@ -35,32 +30,14 @@ class TensorSource(Protocol):
         """Shapes by name."""
         ...
 
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """Bytes of the stored form, by name, for the progress of reading."""
+        ...
+
     def read(self, name: str, /) -> np.ndarray:
         """Reads a tensor in a float dtype of two bytes or more."""
         ...
-
-
-class SizedSource(TensorSource, Protocol):
-    """A source that also knows how many bytes it stores, for the progress of reading it."""
-
-    @property
-    def sizes(self) -> Mapping[str, int]:
-        """Bytes of the stored form, by name."""
-        ...
-
-
-class InMemory:
-    """Tensors in memory. Raises a UserError for dtypes whose values need a scale."""
-
-    def __init__(self, state: Mapping[str, np.ndarray]):
-        for name, array in state.items():
-            if not jnp.issubdtype(array.dtype, jnp.floating) or array.dtype.itemsize < 2:
-                raise UserError(f"{name} is {array.dtype}; arrays in memory must be floats of two bytes or more.")
-        self.shapes = {name: array.shape for name, array in state.items()}
-        self._state = state
-
-    def read(self, name: str) -> np.ndarray:
-        return self._state[name]
 
 
 def match_layouts(source: TensorSource, config: ModelConfig) -> dict[str, TensorLayout]:
@@ -99,24 +76,6 @@ def group_by_leaf(table: Mapping[str, TensorLayout]) -> dict[str, list[tuple[str
     return tensors
 
 
-def from_tensors(state: Mapping[str, np.ndarray], config: ModelConfig) -> tuple[Params, Params]:
-    """Returns (params, router_bias) as NumPy arrays from the tensors of a checkpoint.
-
-    Args:
-      state: name -> array of any float type of two bytes or more, per expert or fused (see `tensor_layouts`). Values
-        are cast to `config.param_dtype`, the router's bias to float32.
-
-    Raises:
-      UserError: tensors are missing, unexpected, of another shape or quantised; names them.
-    """
-    source = InMemory({name: array for name, array in state.items() if array.size})
-    leaves = {path: np.zeros(leaf.shape, leaf.dtype) for path, leaf in leaf_shapes(config).items()}
-    for leaf, tensors in group_by_leaf(match_layouts(source, config)).items():
-        for name, tensor in tensors:
-            copy_into(leaves[leaf][tensor.index], tensor.slice_leaf(source.read(name), leaf))
-    return unflatten_leaves(leaves)
-
-
 def unflatten_leaves(leaves: Mapping[str, Any]) -> tuple[Params, Params]:
     """Returns (params, router_bias) from leaves by dotted path."""
     bias = {path for path in leaves if path.endswith("router.bias")}
@@ -143,17 +102,6 @@ def export_layouts(config: ModelConfig) -> dict[str, TensorLayout]:
     """Returns the layout of every tensor of a checkpoint that we write, duplicates included."""
     table = tensor_layouts(config)
     return table | {name: table[original] for name, original in duplicate_tensors(config).items()}
-
-
-def to_tensors(params: Params, router_bias: Params, config: ModelConfig) -> dict[str, np.ndarray]:
-    """Returns the tensors of a checkpoint in the published form (one per expert), in their dtypes, bit for bit.
-
-    Raises:
-      UserError: the arrays do not fit `config`, or a part of the network cannot be stored.
-    """
-    table = export_layouts(config)
-    leaves = {path: np.asarray(leaf) for path, leaf in flatten_leaves(params, router_bias, config, table).items()}
-    return {name: tensor.join_leaves(leaves) for name, tensor in table.items()}
 
 
 def _is_redundant(name: str, shape: tuple[int, ...]) -> bool:

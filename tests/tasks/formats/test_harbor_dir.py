@@ -6,13 +6,13 @@ import json
 
 import pytest
 
-from composer_jax.demo.generate import generate
 from composer_jax.errors import UserError
 from composer_jax.sandbox import GONE, Change
 from composer_jax.tasks import ScriptGrader, Task
 from composer_jax.tasks.formats import ReadOptions, read_tasks
 from composer_jax.tasks.grading import grade
 from composer_jax.tasks.harbor import write_task
+from tests.demo.generate import generate
 
 TOML = """
 schema_version = "1.1"

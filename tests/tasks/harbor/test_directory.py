@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_jax.demo import bugfix
-from composer_jax.demo.generate import generate
 from composer_jax.errors import UserError
 from composer_jax.tasks import Case, CaseGrader, Task
 from composer_jax.tasks.harbor import read_task, write_task
+from tests.demo.generate import generate
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=30)
 NAME = st.text(

@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import pytest
 
-from composer_jax.demo.generate import generate
 from composer_jax.errors import UserError
 from composer_jax.tasks import ScriptGrader, SuiteGrader, Task
 from composer_jax.tasks.harbor import read_task, write_task
+from tests.demo.generate import generate
 from tests.tasks.conftest import lay
 
 BROKEN = "def add(a, b):\n    return a - b\n"

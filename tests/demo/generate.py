@@ -1,4 +1,4 @@
-"""Tasks of the demo's families by name, for traces, exercises and tests."""
+"""Tasks of the demo's families by name."""
 
 from composer_jax.demo.bugfix import Bugfix
 from composer_jax.demo.lookups import LOOKUPS
