@@ -16,9 +16,9 @@ from jax.sharding import Mesh
 from composer_jax.checkpoint.address import STAGES, Address, parse
 from composer_jax.checkpoint.dtypes import require_float_dtype
 from composer_jax.checkpoint.gguf import open_gguf
-from composer_jax.checkpoint.gguf.load import load_gguf
 from composer_jax.checkpoint.huggingface import Loaded, load_hf, model_config
 from composer_jax.checkpoint.huggingface.folder import Folder, ReadOnceFolder
+from composer_jax.checkpoint.huggingface.load import load_tensors
 from composer_jax.checkpoint.huggingface.save import TOKENIZER_FILES, read_tokenizer_files
 from composer_jax.checkpoint.native import read_model_config, restore_weights
 from composer_jax.checkpoint.store import CheckpointStore
@@ -185,4 +185,6 @@ class _GGUFCheckpoint(Checkpoint):
         return self._file if self._file.has_tokenizer else None
 
     def _load(self, mesh: Mesh | None, dtype: str | None, mtp: bool) -> Loaded:
-        return load_gguf(self._file, mesh, dtype)
+        dtype = dtype or self._file.config["torch_dtype"]
+        config = dataclasses.replace(self.config, param_dtype=dtype, compute_dtype=dtype)
+        return load_tensors(self._file.tensors, ModelDef(config), mesh, self._file.path)

@@ -14,7 +14,7 @@ from benchmarks.peers.environments import PEERS, Peer, PeerError, install, is_in
 from benchmarks.peers.equal_cost import cost_of, cost_of_llama, llama_of_equal_cost
 from benchmarks.peers.gguf_file import write_gguf
 from benchmarks.peers.rates import PeerRates
-from composer_jax.checkpoint.gguf.load import load_gguf
+from composer_jax.checkpoint.checkpoint import open_checkpoint
 from composer_jax.checkpoint.huggingface import save_hf
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.flops import forward_flops
@@ -151,7 +151,7 @@ def test_the_gguf_file_has_the_network_and_its_weights(tmp_path):
     params, router_bias = definition.init(0)
     save_hf(tmp_path / "hf", definition, params, router_bias)
     write_gguf(tmp_path / "hf", tmp_path / "model.gguf")
-    loaded, restored, _ = load_gguf(tmp_path / "model.gguf")
+    loaded, restored, _ = open_checkpoint(f"gguf:{tmp_path / 'model.gguf'}").load()
     for field in ("vocab_size", "d_model", "n_layers", "n_kv_heads", "dense_ff_dim", "rope_theta", "norm_eps"):
         assert getattr(loaded.config, field) == pytest.approx(getattr(config, field))
     jax.tree.map(np.testing.assert_array_equal, params, restored)

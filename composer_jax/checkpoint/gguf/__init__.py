@@ -1,13 +1,9 @@
 """GGUF files, presented as the folder of a Hugging Face model: config.json, the tokenizer's files and tensors.
 
 container       metadata and tensors of a file, by the `gguf` library
-architectures   metadata -> config.json
-rope_factors    the tensor rope_freqs.weight -> Llama 3's rotary scaling
-tensors         tensors by their Hugging Face names
-pre_tokenizers  how a text is split before byte-pair merges, by the name in tokenizer.ggml.pre
+architectures   metadata -> config.json; the tensor rope_freqs.weight -> Llama 3's rotary scaling
 tokenizer       metadata -> tokenizer.json, tokenizer_config.json and generation_config.json
-virtual_folder  open_gguf: all of it as one object
-load            the weights, streamed onto a mesh (needs JAX; the other modules do not)
+virtual_folder  tensors by their Hugging Face names; open_gguf: all of it as one object
 
 The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 """

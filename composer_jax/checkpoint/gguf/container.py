@@ -10,6 +10,7 @@ from composer_jax.errors import UserError
 MAGIC = b"GGUF"
 _REQUIRED = object()
 _DAMAGED = (ValueError, IndexError, KeyError, OverflowError, TypeError)  # what the library raises for damaged files
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", list: "a list"}
 
 
 class GGUFContainer:
@@ -33,7 +34,7 @@ class GGUFContainer:
             ) from error
         if self._reader.endianess != self._library.GGUFEndian.LITTLE:
             raise UserError(f"{self.path} is big-endian; only little-endian GGUF files are read.")
-        parts = self.number("split.count", int, 1)
+        parts = self.value("split.count", int, 1)
         if parts > 1:
             raise UserError(f"{self.path} is one of {parts} parts; join them with llama-gguf-split --merge.")
         self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
@@ -54,43 +55,23 @@ class GGUFContainer:
         """Whether the metadata has a key."""
         return key in self._reader.fields
 
-    def number(self, key: str, kind: type[int] | type[float] | type[bool], default: Any = _REQUIRED) -> Any:
-        """Returns a number or boolean of the metadata. Raises a UserError if it is missing or of another kind."""
-        value = self._value(key, default)
-        if value is default:
-            return value
-        field = self._reader.fields[key]
-        if kind is float and field.types[0] == self._library.GGUFValueType.FLOAT32:
-            return float(str(np.float32(value)))  # 1e-5 instead of the nearest float32, 9.999999747e-06
-        if isinstance(value, bool) != (kind is bool) or not isinstance(value, int | float if kind is float else kind):
-            expected = {int: "a whole number", float: "a number", bool: "true or false"}[kind]
-            shown = f"{len(value)} values" if isinstance(value, list) else repr(value)
-            raise UserError(f"{self.path} has {key}={shown}, which is not {expected}.")
-        return value
-
-    def text(self, key: str, default: Any = _REQUIRED) -> Any:
-        """Returns a string of the metadata. Raises a UserError if it is missing or of another kind."""
-        value = self._value(key, default)
-        if value is not default and not isinstance(value, str):
-            raise UserError(f"{self.path} has {key}={value!r}, which is not a text.")
-        return value
-
-    def sequence(self, key: str, default: Any = _REQUIRED) -> Any:
-        """Returns a list of the metadata. Raises a UserError if it is missing or of another kind."""
-        value = self._value(key, default)
-        if value is not default and not isinstance(value, list):
-            raise UserError(f"{self.path} has {key}={value!r}, which is not a list.")
-        return value
-
-    def _value(self, key: str, default: Any) -> Any:
-        if key not in self._reader.fields:
+    def value(self, key: str, kind: type, default: Any = _REQUIRED) -> Any:
+        """Returns a value of the metadata. Raises a UserError if it is missing, damaged or of another kind."""
+        field = self._reader.fields.get(key)
+        if field is None:
             if default is _REQUIRED:
                 raise UserError(f"{self.path} lacks {key} in its metadata.")
             return default
         try:
-            return self._reader.fields[key].contents()
+            value = field.contents()
         except _DAMAGED as error:
             raise UserError(f"{key} in {self.path} is damaged ({error}); fetch the file again.") from error
+        if kind is float and field.types[0] == self._library.GGUFValueType.FLOAT32:
+            return float(str(np.float32(value)))  # 1e-5 instead of the nearest float32, 9.999999747e-06
+        if isinstance(value, bool) != (kind is bool) or not isinstance(value, int | float if kind is float else kind):
+            shown = f"{len(value)} values" if isinstance(value, list) else repr(value)
+            raise UserError(f"{self.path} has {key}={shown}, which is not {_KINDS[kind]}.")
+        return value
 
     def _require_readable_types(self) -> None:
         """Raises a UserError that names a tensor type without a dequantisation in the library."""

@@ -6,7 +6,7 @@ import pytest
 import tokenizers
 
 from composer_jax.checkpoint.gguf import open_gguf
-from composer_jax.checkpoint.gguf.pre_tokenizers import PRE_TOKENIZERS
+from composer_jax.checkpoint.gguf.tokenizer import PRE_TOKENIZERS
 from composer_jax.data.chat.load_chat_format import load_tokenizer
 from composer_jax.errors import UserError
 from tests.checkpoint.gguf.small_gguf import TEMPLATE, TOKENS, write_small
