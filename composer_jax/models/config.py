@@ -2,14 +2,15 @@
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping
+import typing
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import jax.numpy as jnp
 
 from composer_jax.errors import UserError
 from composer_jax.models.rope import Llama3Rope, RopeScaling, Yarn
-from composer_jax.ops.quantized_matmul import PRECISIONS, Precision
+from composer_jax.ops.quantized_matmul import Precision
 from composer_jax.parallel.dispatch import DISPATCH
 
 COMPUTATION_FIELDS = (
@@ -275,64 +276,19 @@ def _rope_scaling(name: str, kind: type[RopeScaling], fields: Mapping[str, Any])
     return kind(**fields)
 
 
-SMALLEST = {
-    "vocab_size": 1,
-    "d_model": 1,
-    "n_layers": 1,
-    "n_heads": 1,
-    "qk_rope_dim": 0,
-    "qk_nope_dim": 0,
-    "v_head_dim": 1,
-    "expert_ff_dim": 0,
-    "n_experts": 0,
-    "experts_per_token": 0,
-    "n_dense_layers": 0,
-    "dense_ff_dim": 0,
-    "n_shared_experts": 0,
-    "kv_lora_rank": 1,
-    "q_lora_rank": 1,
-    "n_kv_heads": 1,
-    "sliding_window": 1,
-    "full_attention_every": 1,
-    "max_context": 1,
-    "n_expert_groups": 1,
-    "topk_groups": 1,
-    "n_mtp_modules": 0,
-    "embedding_taps": 0,
-    "scan_unroll": 1,
-    "heads_at_once": 1,
-    "head_chunk": 1,
-    "expert_chunk": 1,
+AT_LEAST_0 = {
+    "qk_rope_dim",
+    "qk_nope_dim",
+    "expert_ff_dim",
+    "n_experts",
+    "experts_per_token",
+    "n_dense_layers",
+    "dense_ff_dim",
+    "n_shared_experts",
+    "n_mtp_modules",
+    "embedding_taps",
 }
-"""Whole-number fields and their smallest value; None passes where the field's type allows it."""
-OPTIONAL = {
-    "kv_lora_rank",
-    "q_lora_rank",
-    "n_kv_heads",
-    "sliding_window",
-    "heads_at_once",
-    "head_chunk",
-    "expert_chunk",
-    "swiglu_limit",
-    "init_std",
-}
-POSITIVE = (
-    "attention_scale",
-    "rope_theta",
-    "routed_scaling_factor",
-    "swiglu_limit",
-    "norm_eps",
-    "latent_norm_eps",
-    "init_std",
-    "capacity_factor",
-)
-"""Fields that are finite numbers greater than 0."""
-CHOICES = {
-    "router_scores": ("sigmoid", "softmax"),
-    "cache_dtype": ("compute", "int8"),
-    "precision": PRECISIONS,
-    "expert_qat": ("none", "int4"),
-}
+"""Whole-number fields that may be 0; the others are at least 1."""
 EXPERT_FIELDS = (
     "expert_ff_dim",
     "experts_per_token",
@@ -351,11 +307,12 @@ EXPERT_FIELDS = (
 )
 """Fields that have their default in a network without experts. Of two that differ in one of them, only one is valid."""
 DTYPES = ("float32", "bfloat16", "float16", "float64")
+_HINTS = typing.get_type_hints(ModelConfig)
 
 
 def _check(config: ModelConfig) -> None:
     """Raises a UserError for the first field whose value is out of range or contradicts another."""
-    _check_ranges(config)
+    _check_values(config)
     _check_names(config)
     _check_precision(config)
     _check_layers(config)
@@ -371,31 +328,26 @@ def _require(condition: bool, message: str) -> None:
         raise UserError(message)
 
 
-def _check_ranges(config: ModelConfig) -> None:
-    for field, value in _numbers(config, SMALLEST):
-        is_whole = isinstance(value, int) and not isinstance(value, bool)
-        least = SMALLEST[field]
-        _require(is_whole and value >= least, f"{field}={value!r} must be a whole number; use at least {least}.")
-    for field, value in _numbers(config, POSITIVE):
+def _check_values(config: ModelConfig) -> None:
+    """Checks every number, flag and choice against the type of its field."""
+    for field, hint in _HINTS.items():
+        value, kinds = getattr(config, field), typing.get_args(hint) or (hint,)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        _require(is_number and 0 < value < math.inf, f"{field}={value!r} must be finite and greater than 0; use 1.0.")
-
-
-def _numbers(config: ModelConfig, fields: Iterable[str]) -> Iterator[tuple[str, Any]]:
-    """Yields (field, value), without optional fields that are None."""
-    for field in fields:
-        value = getattr(config, field)
-        if value is not None or field not in OPTIONAL:
-            yield field, value
+        if value is None and type(None) in kinds:
+            continue
+        if int in kinds:
+            least, is_whole = int(field not in AT_LEAST_0), is_number and isinstance(value, int)
+            _require(is_whole and value >= least, f"{field}={value!r} must be a whole number; use at least {least}.")
+        elif float in kinds:
+            is_positive = is_number and 0 < value < math.inf
+            _require(is_positive, f"{field}={value!r} must be finite and greater than 0; use 1.0.")
+        elif bool in kinds:
+            _require(isinstance(value, bool), f"{field}={value!r} is not a boolean; use True or False.")
+        elif typing.get_origin(hint) is Literal:
+            _require(value in kinds, f"{field}={value!r} is unknown; use one of {', '.join(kinds)}.")
 
 
 def _check_names(config: ModelConfig) -> None:
-    for field, choices in CHOICES.items():
-        value = getattr(config, field)
-        _require(value in choices, f"{field}={value!r} is unknown; use one of {', '.join(choices)}.")
-    for field in ("cache_routing", "cache_mtp"):
-        value = getattr(config, field)
-        _require(isinstance(value, bool), f"{field}={value!r} is not a boolean; use True or False.")
     _require(
         not config.cache_mtp or config.n_mtp_modules > 0, "cache_mtp=True needs an MTP module; n_mtp_modules is 0."
     )

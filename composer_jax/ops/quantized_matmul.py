@@ -30,7 +30,6 @@ from composer_jax.ops.vma import match_vma, pcast_varying, varying_axes
 
 Precision = Literal["none", "mxfp8", "nvfp4"]
 """Formats of the forward pass; "none" leaves operands as they are."""
-PRECISIONS: tuple[Precision, ...] = ("none", "mxfp8", "nvfp4")
 
 
 class _Forward(NamedTuple):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from composer_jax.checkpoint.huggingface import load_hf, model_config, save_hf
-from composer_jax.checkpoint.huggingface.rope_json import write_rope
+from composer_jax.checkpoint.huggingface.config_json import write_rope
 from composer_jax.checkpoint.huggingface.tensor_layout import flatten_tree, tensor_layouts
 from composer_jax.models.model_def import ModelDef
 from composer_jax.models.predictions import Predictions

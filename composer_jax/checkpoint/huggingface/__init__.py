@@ -2,8 +2,6 @@
 
 families           the architectures of transformers that the Decoder implements
 config_json        config.json <-> ModelConfig
-rope_json          its rotary embedding
-json_value         checks of its values
 tensor_layout      name and layout of every tensor, and the leaves of our Params that it holds
 folder             files in a folder, local or at a URL
 safetensors_files  folders of safetensors files
