@@ -4,8 +4,6 @@
 of a folder, the header of a GGUF file, the notes of a native checkpoint. `Checkpoint.load` reads the weights.
 """
 
-from __future__ import annotations
-
 import abc
 import dataclasses
 import functools

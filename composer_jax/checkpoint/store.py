@@ -7,14 +7,12 @@ flat, as {path of the leaf: array}; `like` gives its structure at restore, so Na
 need no registration, and renaming a container class breaks no checkpoint.
 """
 
-from __future__ import annotations
-
 import json as json_module
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import jax
 import numpy as np
@@ -108,7 +106,7 @@ class CheckpointStore:
             self._manager_if_open.close()
             self._manager_if_open = None
 
-    def __enter__(self) -> CheckpointStore:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -10,8 +10,6 @@ A version without a manifest does not exist. A receiver that has the version bef
 and one whose patches are damaged or gone, begins with the last version that is there in full.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import dataclasses

@@ -7,8 +7,6 @@ escape. The bytes are sorted by significance, because the high bytes of gaps and
 well, and then compressed (zstandard, level 1).
 """
 
-from __future__ import annotations
-
 import hashlib
 import struct
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Weights on devices as the named shards of a version (weight_chain.py), and back."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Two modules of two functions, some of which return a wrong expression: the workspaces of the bug-fixing families."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import replace

@@ -6,8 +6,6 @@ function name, no file name and no constant, hence no specification and no repai
 never saw.
 """
 
-from __future__ import annotations
-
 from composer_jax.demo.broken_modules import draw_task
 from composer_jax.demo.functions import COMPOSED, TRAINED_KINDS
 from composer_jax.errors import UserError

@@ -1,7 +1,5 @@
 """The expert of the bug-fixing family with specifications: it knows the repair and wastes no step on the way to it."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Generator, Mapping
 from dataclasses import replace

@@ -5,8 +5,6 @@ These rows teach only that: random segments over a random alphabet, some new, so
 repeats carry loss weight; the rest is noise that no model could predict.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import grain

@@ -6,8 +6,6 @@ exercise is the step from somebody's note to the module that it names. Without t
 the network had learned where that name stands, and its policy solved no task with notes.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -5,8 +5,6 @@ what no expert knows: whose notes are right, what the end of a memory chain asks
 expert is a Session, so run_episode plays its traces like every other episode.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Callable, Sequence

@@ -5,8 +5,6 @@ that a model must know to repair a function of that kind. No training task conta
 of those mappings at once and has only words and operators of the others.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ the messages in which the files are read, the answer is the same. Only a price o
 calls per message show what the length cost teaches (`python -m benchmarks.parallel_calls`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from composer_jax.demo.memory_chain import TOOLS, VALUES, quoted

@@ -9,8 +9,6 @@ A chain that is carried through without the item passes with probability 1/8: th
 values, which are drawn independently of each other, so that no other item says anything about the one asked for.
 """
 
-from __future__ import annotations
-
 import random
 
 from composer_jax.agent.summary import FACTS

@@ -7,10 +7,9 @@ imitates it and plays chains that always ask for the first item keeps that item 
 one thing to learn: which item is worth its place.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, field
+from typing import Self
 
 from composer_jax.agent.summary import FACTS
 from composer_jax.data.chat.messages import ToolCall
@@ -34,7 +33,7 @@ class ChainNotes:
     is_at_end: bool = False
 
     @classmethod
-    def of_summary(cls, task: Task, carried: str | None) -> ChainNotes:
+    def of_summary(cls, task: Task, carried: str | None) -> Self:
         """Returns what a branch knows at its start. carried: the summary; None in the first branch.
 
         Raises:

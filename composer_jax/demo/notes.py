@@ -7,8 +7,6 @@ the same person is always right, which nothing in the workspace or in the instru
 the note of one person on each function.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

@@ -7,8 +7,6 @@ the same person is always right, with messages for one note on each function, ha
 read.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Generator
 

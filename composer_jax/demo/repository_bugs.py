@@ -5,8 +5,6 @@ with line numbers and edits them by replacement. `RepositoryBugTraces` is an SFT
 weaknesses, which plays training tasks in sandboxes; its traces are conversations of any chat format.
 """
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import random

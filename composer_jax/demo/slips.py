@@ -5,8 +5,6 @@ repair without effect. A slip is in the trace but never a target, so a model lea
 make them.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Generator

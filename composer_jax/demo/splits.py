@@ -5,8 +5,6 @@ recombine words that it knows. The combinations are held out: a function is a (v
 thing) pair, a constant an integer; the hash of its text decides.
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
 from functools import cache

@@ -5,8 +5,6 @@ key-value store and a broadcast between devices are slower (benchmarks/command_c
 process would also wait inside a device program, where Ctrl-C does not reach it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json
@@ -16,7 +14,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -158,7 +156,7 @@ class CommandReceiver:
     device program. An exception that leaves the block is reported to process 0.
     """
 
-    def __enter__(self) -> CommandReceiver:
+    def __enter__(self) -> Self:
         """Waits until process 0 has opened its CommandSender."""
         address = json.loads(wait_for_key(_next_key()))
         host = coordinator_address().rpartition(":")[0].strip("[]")

@@ -4,8 +4,6 @@ Google Cloud Storage gives every write of an object a new number, its generation
 generation than the current one. Locks and shared files of a run are built on that (storage/lease.py, mirror.py).
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import hashlib

@@ -1,7 +1,5 @@
 """BucketRun: the folder of a run in a bucket: the lease on it, and the local mirror of its files."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import itertools

@@ -6,8 +6,6 @@ processes that try at once, the bucket accepts one. No two clocks are compared; 
 events that it sees itself.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket

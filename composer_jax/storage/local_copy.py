@@ -1,7 +1,5 @@
 """Copies of folders and files at URLs (gs://...), for readers that need a path of this machine."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

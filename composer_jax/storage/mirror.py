@@ -8,8 +8,6 @@ either all are there or none: their names are written to the bucket first, and `
 still there when a run is opened.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

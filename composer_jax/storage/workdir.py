@@ -9,8 +9,6 @@ of a run in a bucket work in a local mirror of it (storage/mirror.py), and their
 from which the run can continue: before a checkpoint is written, when a stage is done, and at the end.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import hashlib
@@ -22,7 +20,7 @@ import socket
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from composer_jax.atomic_write import write_atomically
 from composer_jax.errors import UserError
@@ -144,7 +142,7 @@ class Workdir:
         finally:
             self._release()
 
-    def __enter__(self) -> Workdir:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
