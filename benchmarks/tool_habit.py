@@ -120,7 +120,7 @@ class HabitTraces:
 
         async def play_one(task: Task, with_pool: EpisodeContext) -> Episode:
             rng = seeded_random("habit", context.seed, task.id)
-            expert = ExpertSession(task, self.chat.tokenizer, rng, max_model_len=1 << 20)
+            expert = ExpertSession(task, self.chat.tokenizer, rng)
             session = HabitSession(expert, self.chat, self.rate, rng)
             async with slots:
                 episode = await run_episode(EpisodeSpec(task, 0, compaction), session, with_pool)

@@ -30,7 +30,7 @@ def get_config(size: str = "full") -> ConfigDict:
     if size not in SIZES:
         raise UserError(f"configs/memory_chain.py has no size {size!r}; use {', '.join(SIZES)}.")
     full = size == "full"
-    texts = {"chains": cfg.TokenizerTextConfig("composer_jax.demo.memory_chain_texts:chain_texts", count=400)}
+    texts = {"chains": cfg.TokenizerTextConfig("composer_jax.demo.texts:chain_texts", count=400)}
     chain = cfg.SuiteConfig("memory_chain", tasks=64 if full else 4, attempts=4 if full else 2, compaction="short")
     return cfg.config_dict(
         cfg.RunConfig(

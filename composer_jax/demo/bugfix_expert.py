@@ -1,12 +1,21 @@
-"""The expert of the bug-fixing family with specifications: it knows the repair and wastes no step on the way to it."""
+"""The experts of bug fixing.
+
+That of bugs with specifications knows the repair and wastes no step on the way to it. That of bugs that contradictory
+notes describe does not know whose notes are right. In its tasks the right person is drawn for every bug, so nobody
+deserves more trust than another, and it does as well as anybody can who does not know: it reads the notes of the three
+in random order and tries what they say, with the tests in the same message, until these no longer name the function. A
+policy that imitates it and plays tasks in which the same person is always right, with messages for one note on each
+function, has one thing to learn: whose notes to read.
+"""
 
 import random
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from composer_jax.data.chat.messages import ToolCall
-from composer_jax.demo.slips import ExpertTurn, Script, call, slips
+from composer_jax.demo.notes import PEOPLE, note_path
+from composer_jax.demo.slips import ExpertTurn, Script, call, with_slips
 from composer_jax.tasks.task import Task
 
 SLIP = 0.12
@@ -40,10 +49,7 @@ def bugfix_script(task: Task, rng: random.Random, slip: float = SLIP, wrong: flo
     bugs = {bug["function"]: bug for bug in task.metadata["bugs"]}
     seen: set[str] = set()
 
-    def do(turn: ExpertTurn) -> Generator[ExpertTurn, str, str]:
-        yield from slips(turn, task, slip, rng)
-        return (yield turn)
-
+    do = lambda turn: with_slips(turn, task, slip, rng)  # noqa: E731
     report = yield call("run_tests")
     while report.startswith("FAIL"):
         bug = bugs[report.split()[1].partition("(")[0]]
@@ -59,4 +65,36 @@ def bugfix_script(task: Task, rng: random.Random, slip: float = SLIP, wrong: flo
         else:
             yield from do(repair(bug))
             report = yield call("run_tests")
+    yield call("finish")
+
+
+def draw_order(rng: random.Random) -> list[str]:
+    """Returns the people in the order in which their notes on a function are read."""
+    return rng.sample(PEOPLE, len(PEOPLE))
+
+
+def notes_script(task: Task, rng: random.Random, slip: float = SLIP) -> Script:
+    """Reads notes on the function that fails, tries what they say, and begins again until all tests pass.
+
+    The thought before a repair is what the note says. slip: see SLIP.
+    """
+    bugs = {bug["function"]: bug for bug in task.metadata["bugs"]}
+    seen: set[str] = set()
+
+    do = lambda turn: with_slips(turn, task, slip, rng)  # noqa: E731
+    answer = yield call("run_tests")
+    while answer.startswith("FAIL"):
+        bug = bugs[answer.split()[1]]
+        line = bug["old"]
+        for person in draw_order(rng):
+            yield from do(call("read", path=note_path(person, bug["function"])))
+            if bug["path"] not in seen:
+                yield from do(call("read", path=bug["path"]))
+                seen.add(bug["path"])
+            said, repair = bug["notes"][person]
+            edit = call("edit", said, path=bug["path"], old=line, new=repair)
+            answer = yield from do(ExpertTurn(edit.thought, edit.call, more=(ToolCall("run_tests", {}),)))
+            if answer != f"FAIL {bug['function']}":
+                break
+            line = repair
     yield call("finish")

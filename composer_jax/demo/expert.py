@@ -5,30 +5,27 @@ what no expert knows: whose notes are right, what the end of a memory chain asks
 expert is a Session, so run_episode plays its traces like every other episode.
 """
 
-import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from composer_jax.agent.episode import Episode, run_episode
-from composer_jax.agent.episode_context import EpisodeContext, EpisodeLimits, EpisodeSettings
 from composer_jax.agent.episode_spec import EpisodeSpec
 from composer_jax.agent.summary import Compaction
 from composer_jax.data.chat.compact import CompactFormat
+from composer_jax.data.chat import compact
 from composer_jax.data.chat.messages import ToolCall
 from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.data.tokenizer import Tokenizer
 from composer_jax.demo import bugfix, memory_chain
-from composer_jax.demo.bugfix_expert import bugfix_script
+from composer_jax.demo.bugfix_expert import bugfix_script, notes_script
 from composer_jax.demo.lookups import ANSWER_FILE, LOOKUPS, UNKNOWN
 from composer_jax.demo.memory_chain import quoted
 from composer_jax.demo.memory_chain_expert import ChainNotes, chain_script, chain_summary
 from composer_jax.demo.notes import OneBug, ThreeBugs, TwoBugs
-from composer_jax.demo.notes_expert import notes_script
+from composer_jax.demo.played_traces import Job
 from composer_jax.demo.prompts import REQUESTS, Style
 from composer_jax.demo.slips import ExpertTurn, Script
 from composer_jax.errors import UserError
 from composer_jax.sampler.policy import Sample
-from composer_jax.sandbox import SandboxPool
 from composer_jax.seeds import seeded_random
 from composer_jax.tasks.task import Task
 
@@ -45,10 +42,11 @@ class ExpertSession:
     Log-probabilities are 0 and versions -1, because no weights sampled these tokens.
     """
 
-    def __init__(self, task: Task, tok: Tokenizer, rng: random.Random, max_model_len: int) -> None:
+    max_model_len = 1 << 20
+
+    def __init__(self, task: Task, tok: Tokenizer, rng: random.Random) -> None:
         if task.family not in FAMILIES:
             raise UserError(f"there is no expert for task family {task.family!r}; use {' or '.join(FAMILIES)}")
-        self.max_model_len = max_model_len
         self._task, self._tok, self._rng = task, tok, rng
         self._script: Script | None = None
         self._branch = 0
@@ -130,38 +128,12 @@ def _messages(tok: Tokenizer, ids: Sequence[int]) -> list[str]:
     return texts
 
 
-async def make_traces(
-    tasks: Sequence[Task],
-    compaction_for: Callable[[Task, int], Compaction],
-    pool: SandboxPool,
-    tok: Tokenizer,
-    *,
-    limits: EpisodeLimits,
-    seed: int = 0,
-    concurrency: int = 16,
-    max_model_len: int = 1 << 20,
-    on_done: Callable[[Episode], None] | None = None,
-) -> list[Episode]:
-    """Plays one expert episode per task, in the order of the tasks: a function of the arguments, not of the timing.
-
-    compaction_for: (task, its index) -> compaction of its episode.
-    concurrency: episodes in flight. max_model_len: tokens a context may hold.
-    on_done: called with each episode as it ends, in no particular order.
-    """
-    context = EpisodeContext(CompactFormat(tok), pool, EpisodeSettings(limits))
-    slots = asyncio.Semaphore(concurrency)
-
-    async def one(index: int, task: Task) -> Episode:
-        async with slots:
-            session = ExpertSession(task, tok, seeded_random("expert", seed, index, task.id), max_model_len)
-            episode = await run_episode(EpisodeSpec(task, seed, compaction_for(task, index)), session, context)
-        if on_done is not None:
-            on_done(episode)
-        return episode
-
-    running = [asyncio.create_task(one(index, task)) for index, task in enumerate(tasks)]
-    try:
-        return list(await asyncio.gather(*running))
-    finally:
-        for episode in running:  # after an error in one episode, the others must not continue in the background
-            episode.cancel()
+def expert_jobs(tasks: Sequence[Task], compactions: Sequence[Compaction], tok: Tokenizer, seed: int) -> list[Job]:
+    """Returns an expert's episode of each task, with the compaction in the same place."""
+    return [
+        (
+            EpisodeSpec(task, seed, compaction),
+            ExpertSession(task, tok, seeded_random("expert", seed, index, task.id)),
+        )
+        for index, (task, compaction) in enumerate(zip(tasks, compactions, strict=True))
+    ]

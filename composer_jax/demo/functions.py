@@ -15,7 +15,13 @@ from composer_jax.demo.splits import ADJECTIVES, THINGS, constants
 from composer_jax.tasks.task import Split
 
 OPERATORS = {"plus": "+", "minus": "-", "times": "*", "over": "//"}
-COMPARISONS = {"at least": ">=", "at most": "<=", "above": ">", "below": "<"}
+ARITHMETIC = {f"x {word} {{c}}": f"x {operator} {{c}}" for word, operator in OPERATORS.items()}
+COMPARISONS = {
+    "is x at least {c}": "x >= {c}",
+    "is x at most {c}": "x <= {c}",
+    "is x above {c}": "x > {c}",
+    "is x below {c}": "x < {c}",
+}
 ORDERS = {
     "larger of x and {c}": "max(x, {c})",
     "smaller of x and {c}": "min(x, {c})",
@@ -35,6 +41,8 @@ TEXTS = {
     "first {c} of text in reverse": "text[:{c}][::-1]",
 }
 SMALLEST, LARGEST = 2, 99  # constants in functions
+X_INPUTS = tuple((x,) for x in [*range(2, 13), 40, 57, 86, 95, 10000])
+"""Arguments of arithmetic. Small ones keep failures short; 10000 distinguishes division by 98 from division by 99."""
 
 
 @dataclass(frozen=True)
@@ -107,21 +115,16 @@ def hidden_inputs(function: Function, count: int, used: Sequence[tuple], rng: ra
 
 
 def _operator(kind: str, name: str, split: Split, rng: random.Random) -> Function:
-    word = rng.choice(list(OPERATORS))
-    c = rng.choice(constants(split, SMALLEST, LARGEST))
-    others = [other for other in OPERATORS if other != word]
-    wrong = tuple(f"x {OPERATORS[other]} {c}" for other in others)
-    claims = tuple(f"x {other} {c}" for other in others)
-    return _arithmetic(kind, name, f"x {word} {c}", f"x {OPERATORS[word]} {c}", wrong, (c,), claims)
+    comment = rng.choice(list(ARITHMETIC))
+    return _one_of(kind, name, ARITHMETIC, comment, rng.choice(constants(split, SMALLEST, LARGEST)), X_INPUTS)
 
 
 def _constant(kind: str, name: str, split: Split, rng: random.Random) -> Function:
     word = rng.choice(list(OPERATORS))
-    c, *others = rng.sample(constants(split, SMALLEST, LARGEST), 3)
-    op = OPERATORS[word]
-    wrong = tuple(f"x {op} {other}" for other in others)
-    claims = tuple(f"x {word} {other}" for other in others)
-    return _arithmetic(kind, name, f"x {word} {c}", f"x {op} {c}", wrong, (c, *others), claims)
+    drawn = rng.sample(constants(split, SMALLEST, LARGEST), 3)
+    right, *wrong = (f"x {OPERATORS[word]} {c}" for c in drawn)
+    comment, *claims = (f"x {word} {c}" for c in drawn)
+    return Function(kind, name, ("x",), comment, right, tuple(wrong), X_INPUTS, tuple(drawn), tuple(claims))
 
 
 def _composed(kind: str, name: str, split: Split, rng: random.Random) -> Function:
@@ -130,63 +133,44 @@ def _composed(kind: str, name: str, split: Split, rng: random.Random) -> Functio
     op, then = OPERATORS[first], OPERATORS[second]
     swapped, flipped = ("//" if op == "*" else "*"), ("-" if then == "+" else "+")
     wrong = (f"x {op} {c} {flipped} {d}", f"x {swapped} {c} {then} {d}", f"x {op} {d} {then} {c}")
-    return _arithmetic(kind, name, f"x {first} {c} {second} {d}", f"x {op} {c} {then} {d}", wrong, (c, d))
-
-
-def _arithmetic(
-    kind: str,
-    name: str,
-    comment: str,
-    right: str,
-    wrong: tuple[str, ...],
-    drawn: tuple[int, ...],
-    claims: tuple[str, ...] = (),
-) -> Function:
-    # Small arguments keep failures short; 10000 distinguishes division by 98 from division by 99.
-    inputs = tuple((x,) for x in [*range(2, 13), 40, 57, 86, 95, 10000])
-    return Function(kind, name, ("x",), comment, right, wrong, inputs, drawn, claims)
+    comment, right = f"x {first} {c} {second} {d}", f"x {op} {c} {then} {d}"
+    return Function(kind, name, ("x",), comment, right, wrong, X_INPUTS, (c, d))
 
 
 def _comparison(kind: str, name: str, split: Split, rng: random.Random) -> Function:
-    words = rng.choice(list(COMPARISONS))
-    c = rng.choice(constants(split, SMALLEST, LARGEST))
-    others = [other for other in COMPARISONS if other != words]
-    wrong = tuple(f"x {COMPARISONS[other]} {c}" for other in others)
-    claims = tuple(f"is x {other} {c}" for other in others)
+    comment, c = rng.choice(list(COMPARISONS)), rng.choice(constants(split, SMALLEST, LARGEST))
     near = tuple((c + step,) for step in (0, 1, -1, 2, -2, 3, -3, 5, 8, -9))
-    right = f"x {COMPARISONS[words]} {c}"
-    return Function(kind, name, ("x",), f"is x {words} {c}", right, wrong, near, (c,), claims)
+    return _one_of(kind, name, COMPARISONS, comment, c, near)
 
 
 def _order(kind: str, name: str, split: Split, rng: random.Random) -> Function:
     c = rng.choice(constants(split, SMALLEST, LARGEST))
     inputs = tuple((x,) for x in dict.fromkeys((c + 1, c - 1, c + 5, max(2, c - 5), c + 12, *range(2, 11), 10000)))
-    return _one_of(kind, name, "x", ORDERS, c, inputs, rng)
+    return _one_of(kind, name, ORDERS, rng.choice(list(ORDERS)), c, inputs)
 
 
 def _range(kind: str, name: str, split: Split, rng: random.Random) -> Function:
     c = rng.choice(constants(split, SMALLEST, LARGEST))
-    return _one_of(kind, name, "x", RANGES, c, tuple((c + step,) for step in range(1, 13)), rng)
+    return _one_of(kind, name, RANGES, rng.choice(list(RANGES)), c, tuple((c + step,) for step in range(1, 13)))
 
 
 def _text(kind: str, name: str, split: Split, rng: random.Random) -> Function:
     c = rng.choice(constants(split, SMALLEST, LARGEST))
     # One capital and two words, so that all four results differ.
     inputs = tuple((f"{rng.choice(ADJECTIVES).title()} {rng.choice(THINGS)}",) for _ in range(12))
-    return _one_of(kind, name, "text", TEXTS, c, tuple(dict.fromkeys(inputs)), rng)
+    return _one_of(kind, name, TEXTS, rng.choice(list(TEXTS)), c, tuple(dict.fromkeys(inputs)), "text")
 
 
 def _one_of(
     kind: str,
     name: str,
-    param: str,
     texts: Mapping[str, str],
+    comment: str,
     c: int,
     inputs: tuple[tuple[Any, ...], ...],
-    rng: random.Random,
+    param: str = "x",
 ) -> Function:
-    """Returns a function of one of `texts` with constant c; the others are its mistakes."""
-    comment = rng.choice(list(texts))
+    """Returns the function of one of `texts` with constant c; the others are its mistakes."""
     others = [other for other in texts if other != comment]
     wrong, claims = tuple(texts[other].format(c=c) for other in others), tuple(other.format(c=c) for other in others)
     return Function(kind, name, (param,), comment.format(c=c), texts[comment].format(c=c), wrong, inputs, (c,), claims)

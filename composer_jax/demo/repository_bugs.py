@@ -5,29 +5,24 @@ with line numbers and edits them by replacement. `RepositoryBugTraces` is an SFT
 weaknesses, which plays training tasks in sandboxes; its traces are conversations of any chat format.
 """
 
-import asyncio
 import dataclasses
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from composer_jax.agent.episode import Episode, run_episode
-from composer_jax.agent.episode_context import EpisodeContext, EpisodeSettings
+from composer_jax.agent.episode import Episode
+from composer_jax.agent.episode_context import EpisodeSettings
 from composer_jax.agent.episode_spec import EpisodeSpec
-from composer_jax.atomic_write import open_atomically
 from composer_jax.data.chat.chat_format import ChatFormat
 from composer_jax.data.chat.messages import ToolCall
 from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.data.token_source import Trace
 from composer_jax.demo import bugfix
+from composer_jax.demo.played_traces import PlayedTraces
 from composer_jax.errors import UserError
-from composer_jax.event_loop import EventLoop
-from composer_jax.observe.progress import Progress
 from composer_jax.sampler.policy import Sample
-from composer_jax.sandbox import LocalSandboxPool
 from composer_jax.seeds import hash_seed, seeded_random
 from composer_jax.stages.trace_sources import SourceContext
 from composer_jax.tasks.task import Split, Task
@@ -89,21 +84,15 @@ class ScriptedSession:
         self._turns = iter(())
 
 
-class RepositoryBugTraces:
+class RepositoryBugTraces(PlayedTraces):
     """A ConversationSource (stages/trace_sources.py): expert episodes, played once per run and kept in DIR/data.
 
     count: number of training tasks, none of which RL sees.
     """
 
     def __init__(self, context: SourceContext, count: int):
-        self.context, self.count = context, count
-        self.path = context.folder / "repository_bugs.npz"
-
-    def traces(self) -> list[Trace]:
-        """Returns (tokens int32 [n], trained bool [n]) of every episode. Process 0 plays them."""
-        with np.load(self.context.make_shared(self._write)) as file:
-            ends = np.cumsum(file["lengths"])[:-1]
-            return list(zip(np.split(file["tokens"], ends), np.split(file["trained"], ends), strict=True))
+        super().__init__(context, "repository_bugs.npz")
+        self.count = count
 
     def report(self) -> Mapping[str, Any]:
         """Returns {"expert_reward": {"bugs": mean reward}}."""
@@ -116,44 +105,19 @@ class RepositoryBugTraces:
         return self.context.agent.system_prompt
 
     def play(self) -> list[tuple[Task, Episode]]:
-        """Plays the expert on `count` tasks, in sandboxes, with a progress bar; returns tasks and their episodes."""
-        agent, seed, family = self.context.agent, self.context.seed, RepositoryBugs()
+        """See PlayedTraces.play."""
+        agent, seed, chat, family = self.context.agent, self.context.seed, self.context.chat, RepositoryBugs()
         limits = dataclasses.replace(agent.limits, max_episode_tokens=1 << 20, max_turn_tokens=1 << 20, max_turns=100)
-        settings = EpisodeSettings(limits, self.system_prompt)
         compaction = agent.compaction("none", "agent.compactions")
         tasks = [family.generate("train", hash_seed("sft", seed) % 2**31, i) for i in range(self.count)]
+        scripts = [expert_turns(task, seeded_random("expert", seed, task.id)) for task in tasks]
+        jobs = [
+            (EpisodeSpec(task, 0, compaction), ScriptedSession(turns, chat, max_model_len=1 << 20))
+            for task, turns in zip(tasks, scripts, strict=True)
+        ]
+        episodes = self.play_with_progress(jobs, chat, EpisodeSettings(limits, self.system_prompt))
+        return list(zip(tasks, episodes, strict=True))
 
-        async def play_all(progress: Progress) -> list[tuple[Task, Episode]]:
-            slots = asyncio.Semaphore(agent.concurrency)
-
-            async def one(task: Task, context: EpisodeContext) -> Episode:
-                async with slots:
-                    turns = expert_turns(task, seeded_random("expert", seed, task.id))
-                    session = ScriptedSession(turns, context.chat, max_model_len=1 << 20)
-                    episode = await run_episode(EpisodeSpec(task, 0, compaction), session, context)
-                progress.update(1)
-                return episode
-
-            async with LocalSandboxPool(size=agent.concurrency) as pool, asyncio.TaskGroup() as group:
-                context = EpisodeContext(self.context.chat, pool, settings)
-                running = [group.create_task(one(task, context)) for task in tasks]
-            return [(task, episode.result()) for task, episode in zip(tasks, running, strict=True)]
-
-        with EventLoop() as loop, Progress(self.count, "trace", "expert traces") as progress:
-            return loop.run(play_all(progress))
-
-    def _write(self) -> Path:
-        if self.path.exists():
-            return self.path
-        episodes = [episode for _, episode in self.play()]
-        rows = [row for episode in episodes for row in episode.transcript.rows()]
-        rewards = [episode.reward for episode in episodes if episode.reward is not None]
-        with open_atomically(self.path) as file:
-            np.savez_compressed(
-                file,
-                tokens=np.concatenate([row.tokens for row in rows]),
-                trained=np.concatenate([row.trained for row in rows]),
-                lengths=np.array([len(row.tokens) for row in rows], np.int32),
-                reward=np.float32(np.mean(rewards)),
-            )
-        return self.path
+    def mean_rewards(self, episodes: list[Episode]) -> dict[str, np.float32]:
+        """See PlayedTraces.mean_rewards."""
+        return {"reward": np.float32(np.mean([e.reward for e in episodes if e.reward is not None]))}

@@ -57,6 +57,12 @@ def slips(turn: ExpertTurn, task: Task, rate: float, rng: random.Random) -> Scri
         yield replace(slip, slip=True)
 
 
+def with_slips(turn: ExpertTurn, task: Task, rate: float, rng: random.Random) -> Generator[ExpertTurn, str, str]:
+    """Yields `slips` and then the turn; returns what is observed after the turn."""
+    yield from slips(turn, task, rate, rng)
+    return (yield turn)
+
+
 def _failing_edits(turn: ExpertTurn, task: Task, rng: random.Random) -> list[ExpertTurn]:
     """Returns edits that are close to `turn` and that the tool refuses."""
     right = turn.call.arguments

@@ -5,8 +5,7 @@ from functools import partial
 import pytest
 
 from composer_jax.demo import expert
-from composer_jax.demo.bugfix_expert import bugfix_script
-from composer_jax.demo.notes_expert import notes_script
+from composer_jax.demo.bugfix_expert import bugfix_script, notes_script
 from tests.agent.conftest import chat_format, pool, scripted_session, tok
 
 __all__ = ["chat_format", "pool", "scripted_session", "slip_rate", "tok"]

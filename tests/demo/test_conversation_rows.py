@@ -15,11 +15,11 @@ from composer_jax.agent.episode_spec import EpisodeSpec
 from composer_jax.agent.summary import Compaction
 from composer_jax.data.chat.conversations import conversation_trace, read_conversation
 from composer_jax.data.chat.messages import ToolCall
-from composer_jax.demo.expert import make_traces
 from composer_jax.demo.prompts import REQUESTS
 from composer_jax.demo.repository_bugs import RepositoryBugs, ScriptedSession, expert_turns
 from composer_jax.seeds import seeded_random
 from tests.data.formats import format_of
+from tests.demo.expert_episodes import make_traces
 from tests.demo.generate import generate
 
 LIMITS = EpisodeLimits(max_turns=60, max_turn_tokens=100, max_episode_tokens=6000)

@@ -13,12 +13,12 @@ from composer_jax.data.chat.compact import CompactFormat
 from composer_jax.data.chat.messages import ToolCall
 from composer_jax.demo import bugfix, memory_chain
 from composer_jax.demo.bugfix_expert import bugfix_script
-from composer_jax.demo.expert import make_traces
 from composer_jax.demo.prompts import REQUESTS
 from composer_jax.demo.splits import constants
 from composer_jax.errors import UserError
 from composer_jax.tasks import Task
 from tests.to_text import to_text
+from tests.demo.expert_episodes import make_traces
 from tests.demo.generate import generate
 
 LIMITS = EpisodeLimits(max_turns=60, max_turn_tokens=100, max_episode_tokens=10_000)

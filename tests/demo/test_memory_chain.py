@@ -11,19 +11,19 @@ from composer_jax.agent import summary
 from composer_jax.agent.summary import FACTS
 from composer_jax.data.chat.compact import CompactFormat
 from composer_jax.demo import memory_chain
-from composer_jax.demo.expert import make_traces
 from composer_jax.demo.expert_traces import ExpertTraces
 from composer_jax.demo.memory_chain import CHANCE, STEPS, VALUES, MemoryChain, generate, item_line, next_line, quoted
 from composer_jax.demo.memory_chain_expert import ChainNotes, chain_script, chain_summary
-from composer_jax.demo.memory_chain_texts import chain_texts
 from composer_jax.demo.prompts import REQUESTS
 from composer_jax.demo.splits import file_stems, is_heldout
+from composer_jax.demo.texts import chain_texts
 from composer_jax.errors import UserError
 from composer_jax.schema.run_config import run_config
 from composer_jax.stages.run_data import RunData
 from composer_jax.stages.trace_sources import SourceContext
 from composer_jax.tasks.grading import grade, initial_changes
 from configs.memory_chain import SIZES, SUMMARY_TOKENS, get_config
+from tests.demo.expert_episodes import make_traces
 from tests.tasks.conftest import as_changes
 from tests.to_text import to_text
 

@@ -10,11 +10,13 @@ from composer_jax.agent.episode_context import EpisodeLimits
 from composer_jax.agent.summary import Compaction
 from composer_jax.data.chat.compact import CompactFormat
 from composer_jax.demo import notes, notes_expert
+from composer_jax.data.chat import compact
+from composer_jax.demo import bugfix_expert, notes
 from composer_jax.demo.exercises import note_exercise
-from composer_jax.demo.expert import make_traces
 from composer_jax.demo.functions import FOUR_WAY_KINDS, KINDS
 from composer_jax.demo.notes import PEOPLE, RELIABLE, OneBug, ThreeBugs, TwoBugs
 from composer_jax.errors import UserError
+from tests.demo.expert_episodes import make_traces
 from tests.demo.repairs import failing, hidden, passes, repaired, right_lines, states, visible
 
 FAMILIES = [OneBug(), TwoBugs(), ThreeBugs()]
@@ -131,7 +133,7 @@ def without_limit(task):
 
 def test_who_reads_the_right_notes_has_a_message_to_spare(pool, tok, slip_rate, monkeypatch, family):
     slip_rate(0.0)
-    monkeypatch.setattr(notes_expert, "draw_order", lambda rng: [RELIABLE])
+    monkeypatch.setattr(bugfix_expert, "draw_order", lambda rng: [RELIABLE])
     tasks = [family.generate("heldout", 3, i) for i in range(12)]
     for task, episode in zip(tasks, play(pool, tok, tasks), strict=True):
         assert (episode.outcome, episode.reward) == ("finished", 1.0)
@@ -143,7 +145,7 @@ def test_who_reads_the_right_notes_has_a_message_to_spare(pool, tok, slip_rate, 
 
 def test_the_wrong_notes_are_one_message_too_many(pool, tok, slip_rate, monkeypatch):
     slip_rate(0.0)
-    monkeypatch.setattr(notes_expert, "draw_order", lambda rng: [*PEOPLE[1:], RELIABLE])
+    monkeypatch.setattr(bugfix_expert, "draw_order", lambda rng: [*PEOPLE[1:], RELIABLE])
     tasks = [OneBug().generate("heldout", 3, i) for i in range(4)]
     assert {(e.outcome, e.reward) for e in play(pool, tok, tasks)} == {("out_of_turns", 0.0)}
     whole = play(pool, tok, [without_limit(task) for task in tasks])
