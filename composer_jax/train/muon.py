@@ -3,7 +3,7 @@
     M = momentum M + G        O = NS(G + momentum M)        W = W - rate (0.2 sqrt(max(m, n)) O + weight_decay W)
 
 (Jordan et al. 2024; the factor, which gives the update the usual root mean square of AdamW's, is Moonlight's, arXiv
-2502.16982, section 2.2.) NS, the Newton-Schulz iteration (ops/newton_schulz.py), applies to the matrix of each layer,
+2502.16982, section 2.2.) NS, the Newton-Schulz iteration (`orthogonalize`), applies to the matrix of each layer,
 expert and attention head by itself (ModelDef.matrix_axes). The learning rate is the same for both kinds of weights.
 
 On a mesh a device holds shards of many matrices. An all-to-all turns them into whole matrices of fewer, which the
@@ -11,10 +11,12 @@ device orthogonalises, and a second one turns them back (Composer 2.5, cursor.co
 the same shards share the matrices as well. Matrices of equal shape and sharding travel and are computed in one batch.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import optax
@@ -22,10 +24,14 @@ from jax.sharding import Mesh, PartitionSpec
 
 from composer_jax.models.model_def import ModelDef, Params
 from composer_jax.models.parameter import MatrixAxes
-from composer_jax.ops.newton_schulz import orthogonalize
 
 UPDATE_RMS = 0.2
 """Root mean square of an update, divided by the learning rate; AdamW's in practice (Moonlight, section 2.2)."""
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+"""Of the polynomial a x + b x^3 + c x^5 that every step applies to the singular values (Jordan et al. 2024, Muon;
+Moonlight, arXiv 2502.16982, section 2.1). They do not converge to 1 but reach 0.7 to 1.2 within few steps."""
+CHUNK_ELEMENTS = 2**26
+"""Largest number of elements that are computed at a time, which bounds the temporaries of a large stack."""
 
 
 class MuonState(NamedTuple):
@@ -139,6 +145,32 @@ def _orthogonalize_replicated(
     own = len(x) // shared
     mine = jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(replicated) * own, own)
     return jax.lax.all_gather(orthogonalize(mine), replicated, axis=0, tiled=True)[:count]
+
+
+def orthogonalize(stack_BMN: jax.Array, steps: int = 5) -> jax.Array:
+    """Returns U V^T of each matrix U S V^T, approximately, [B,M,N] in the same dtype; a zero matrix stays zero."""
+    chex.assert_rank(stack_BMN, 3)
+    chex.assert_type(stack_BMN, jnp.floating)
+    count, m, n = stack_BMN.shape
+    chunk = max(1, CHUNK_ELEMENTS // (m * n))
+    if count <= chunk:
+        return _iterate(stack_BMN, steps)
+    return jax.lax.map(lambda x_MN: _iterate(x_MN[None], steps)[0], stack_BMN, batch_size=chunk)
+
+
+def _iterate(x: jax.Array, steps: int) -> jax.Array:
+    a, b, c = COEFFICIENTS
+    is_tall = x.shape[1] > x.shape[2]
+    if is_tall:  # the product below has the smaller side squared
+        x = jnp.swapaxes(x, 1, 2)
+    x = x / (jnp.linalg.norm(x, axis=(1, 2), keepdims=True) + 1e-7)
+    # Jordan et al. run the iteration in bfloat16, so that a TPU's or GPU's rounding of float32 operands does no harm.
+    default = jax.lax.Precision.DEFAULT
+    multiply = functools.partial(jnp.matmul, precision=default)
+    for _ in range(steps):
+        gram = jnp.einsum("bmn,bkn->bmk", x, x, precision=default)
+        x = a * x + multiply(b * gram + multiply(c * gram, gram), x)
+    return jnp.swapaxes(x, 1, 2) if is_tall else x
 
 
 def _pad_to_multiple(stack_BMN: jax.Array, size: int) -> jax.Array:

@@ -4,10 +4,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from composer_jax.ops import newton_schulz
-from composer_jax.ops.newton_schulz import orthogonalize
+from composer_jax.train import muon
+from composer_jax.train.muon import orthogonalize
 
-A, B, C = newton_schulz.COEFFICIENTS
+A, B, C = muon.COEFFICIENTS
 
 
 def closed_form(x: np.ndarray, steps: int) -> np.ndarray:
@@ -40,5 +40,5 @@ def test_a_zero_matrix_stays_zero():
 def test_a_large_stack_is_computed_in_chunks_with_the_same_result(monkeypatch):
     x = jnp.asarray(np.random.default_rng(2).standard_normal((7, 4, 5)), jnp.float32)
     whole = orthogonalize(x)
-    monkeypatch.setattr(newton_schulz, "CHUNK_ELEMENTS", 3 * 20)
+    monkeypatch.setattr(muon, "CHUNK_ELEMENTS", 3 * 20)
     np.testing.assert_allclose(orthogonalize(x), whole, atol=1e-6)
