@@ -1,9 +1,12 @@
-"""Published networks, with the numbers of the config.json at the address above each. No code depends on a name."""
+"""Published networks that configs and benchmarks plan, with the numbers of the config.json at the address above each.
+
+A run with a base reads the config.json itself. No code depends on a name.
+"""
 
 from typing import Any
 
 from composer_jax.models.config import ModelConfig
-from composer_jax.models.rope import Llama3Rope, Yarn
+from composer_jax.models.rope import Yarn
 
 _MLA: dict[str, Any] = dict(kv_lora_rank=512, qk_nope_dim=128, qk_rope_dim=64, v_head_dim=128)
 
@@ -25,12 +28,10 @@ _KIMI_K2: dict[str, Any] = dict(
     rope_theta=50_000.0,
 )
 
-_HEADS_OF_128: dict[str, Any] = dict(kv_lora_rank=None, v_head_dim=128, rope_halves=True)
-
-_DENSE_HEADS_OF_128: dict[str, Any] = dict(**_HEADS_OF_128, qk_rope_dim=128)
-
-_QWEN3: dict[str, Any] = dict(
-    **_HEADS_OF_128,
+_QWEN3_30B: dict[str, Any] = dict(
+    kv_lora_rank=None,
+    v_head_dim=128,
+    rope_halves=True,
     vocab_size=151_936,
     n_dense_layers=0,
     qk_nope_dim=0,
@@ -39,61 +40,12 @@ _QWEN3: dict[str, Any] = dict(
     router_scores="softmax",
     experts_per_token=8,
     n_shared_experts=0,
-)
-
-_QWEN3_30B: dict[str, Any] = dict(
-    **_QWEN3,
     d_model=2048,
     n_layers=48,
     n_heads=32,
     n_kv_heads=4,
     expert_ff_dim=768,
     n_experts=128,
-)
-
-_GLM_4_5: dict[str, Any] = dict(
-    **_HEADS_OF_128,
-    vocab_size=151_552,
-    n_heads=96,
-    n_kv_heads=8,
-    qk_nope_dim=64,
-    qk_rope_dim=64,
-    qkv_bias=True,
-    experts_per_token=8,
-    n_shared_experts=1,
-    norm_eps=1e-5,
-    rope_theta=1_000_000.0,
-    max_context=131_072,
-)
-
-_GPT_OSS: dict[str, Any] = dict(
-    vocab_size=201_088,
-    d_model=2880,
-    n_dense_layers=0,
-    kv_lora_rank=None,
-    n_heads=64,
-    n_kv_heads=8,
-    qk_nope_dim=0,
-    qk_rope_dim=64,
-    v_head_dim=64,
-    rope_halves=True,
-    qkv_bias=True,
-    out_bias=True,
-    attention_sinks=True,
-    sliding_window=128,
-    full_attention_every=2,
-    dense_ff_dim=2880,
-    expert_ff_dim=2880,
-    experts_per_token=4,
-    n_shared_experts=0,
-    router_scores="softmax",
-    router_logit_bias=True,
-    expert_bias=True,
-    swiglu_limit=7.0,
-    norm_eps=1e-5,
-    rope_theta=150_000.0,
-    max_context=131_072,
-    yarn=Yarn(32.0, mscale_all_dim=0.0, truncate=False),
 )
 
 PRESETS: dict[str, ModelConfig] = {
@@ -144,44 +96,6 @@ PRESETS: dict[str, ModelConfig] = {
     "qwen3_30b_a3b": ModelConfig(**_QWEN3_30B, dense_ff_dim=6144, rope_theta=1_000_000.0, max_context=40_960),
     # https://huggingface.co/Qwen/Qwen3-Coder-30B-A3B-Instruct
     "qwen3_coder_30b_a3b": ModelConfig(**_QWEN3_30B, dense_ff_dim=5472, rope_theta=10_000_000.0, max_context=262_144),
-    # https://huggingface.co/Qwen/Qwen3-Coder-480B-A35B-Instruct
-    "qwen3_coder_480b_a35b": ModelConfig(
-        **_QWEN3,
-        d_model=6144,
-        n_layers=62,
-        n_heads=96,
-        n_kv_heads=8,
-        dense_ff_dim=8192,
-        expert_ff_dim=2560,
-        n_experts=160,
-        rope_theta=10_000_000.0,
-        max_context=262_144,
-    ),
-    # https://huggingface.co/zai-org/GLM-4.5, without its MTP module
-    "glm_4_5": ModelConfig(
-        **_GLM_4_5,
-        d_model=5120,
-        n_layers=92,
-        n_dense_layers=3,
-        dense_ff_dim=12_288,
-        expert_ff_dim=1536,
-        n_experts=160,
-        routed_scaling_factor=2.5,
-        qk_norm=True,
-    ),
-    # https://huggingface.co/zai-org/GLM-4.5-Air, without its MTP module
-    "glm_4_5_air": ModelConfig(
-        **_GLM_4_5,
-        d_model=4096,
-        n_layers=46,
-        n_dense_layers=1,
-        dense_ff_dim=10_944,
-        expert_ff_dim=1408,
-        n_experts=128,
-    ),
-    # https://huggingface.co/openai/gpt-oss-20b and -120b
-    "gpt_oss_20b": ModelConfig(**_GPT_OSS, n_layers=24, n_experts=32),
-    "gpt_oss_120b": ModelConfig(**_GPT_OSS, n_layers=36, n_experts=128),
     # https://huggingface.co/HuggingFaceTB/SmolLM2-135M
     "smollm2_135m": ModelConfig(
         vocab_size=49_152,
@@ -197,45 +111,5 @@ PRESETS: dict[str, ModelConfig] = {
         rope_theta=100_000.0,
         tie_embeddings=True,
         max_context=8192,
-    ),
-    # https://huggingface.co/meta-llama/Llama-3.1-8B
-    "llama_3_1_8b": ModelConfig(
-        **_DENSE_HEADS_OF_128,
-        vocab_size=128_256,
-        d_model=4096,
-        n_layers=32,
-        n_heads=32,
-        n_kv_heads=8,
-        dense_ff_dim=14_336,
-        norm_eps=1e-5,
-        rope_theta=500_000.0,
-        llama3_rope=Llama3Rope(8.0),
-        max_context=131_072,
-    ),
-    # https://huggingface.co/Qwen/Qwen2.5-Coder-7B-Instruct
-    "qwen2_5_coder_7b": ModelConfig(
-        **_DENSE_HEADS_OF_128,
-        vocab_size=152_064,
-        d_model=3584,
-        n_layers=28,
-        n_heads=28,
-        n_kv_heads=4,
-        qkv_bias=True,
-        dense_ff_dim=18_944,
-        rope_theta=1_000_000.0,
-        max_context=32_768,
-    ),
-    # https://huggingface.co/Qwen/Qwen3-8B
-    "qwen3_8b": ModelConfig(
-        **_DENSE_HEADS_OF_128,
-        vocab_size=151_936,
-        d_model=4096,
-        n_layers=36,
-        n_heads=32,
-        n_kv_heads=8,
-        qk_norm=True,
-        dense_ff_dim=12_288,
-        rope_theta=1_000_000.0,
-        max_context=40_960,
     ),
 }

@@ -85,16 +85,16 @@ class Learner:
         """
         if reduction not in ("collective", "host"):
             raise UserError(f"reduction={reduction!r} is unknown; use 'collective' or 'host'.")
-        if optimizer.qk_clip is not None:
+        if optimizer.config.qk_clip is not None:
             check_qk_clip(definition.config)
         definition = dataclasses.replace(definition, reduce_dtype=reduce_dtype)
         self.definition, self.optimizer, self.mesh = definition, optimizer, mesh
         self.host_reduction = reduction == "host" and mesh.shape["replica"] > 1
         self.replicated = NamedSharding(mesh, PartitionSpec())
         self.transformation = optimizer.make_transformation(definition, None if self.host_reduction else mesh)
-        self.master_dtype = "" if optimizer.master_dtype == definition.config.param_dtype else optimizer.master_dtype
-        param_dtype = definition.config.param_dtype
-        self.moment_dtype = optimizer.moment_dtype or param_dtype
+        settings, param_dtype = optimizer.config, definition.config.param_dtype
+        self.master_dtype = "" if settings.master_dtype == param_dtype else settings.master_dtype
+        self.moment_dtype = settings.moment_dtype or param_dtype
         self.update_dtype = self.master_dtype or jnp.promote_types(param_dtype, self.moment_dtype).name
         self._trains: Callable[[str], bool] = getattr(loss, "trains", lambda _: True)
         self._gradient = jax.jit(self._sharded_program(loss, with_gradient=True))
@@ -163,7 +163,7 @@ class Learner:
         With optimizer.offload they lie in the host's memory, except while a step has them in use.
         """
         params = self.definition.shardings(self.mesh)[0]
-        if self.optimizer.offload and not in_use:
+        if self.optimizer.config.offload and not in_use:
             params = jax.tree.map(lambda sharding: sharding.with_memory_kind(HOST_MEMORY), params)
         is_masked = lambda leaf: isinstance(leaf, optax.MaskedNode)  # noqa: E731
         state = optax.tree_map_params(
@@ -273,7 +273,7 @@ class Learner:
         Its keys are "gradient" (None without gradient), "sums" and "maxima".
         """
         reduced = tuple(a for a in TOKEN_AXES if not (self.host_reduction and a == "replica"))
-        clips = with_gradient and self.optimizer.qk_clip is not None
+        clips = with_gradient and self.optimizer.config.qk_clip is not None
         definition = dataclasses.replace(self.definition, measures_logits=clips)
 
         def program(params, router_bias, batch, normalisers):
@@ -331,11 +331,11 @@ class Learner:
         norm = optax.tree.norm(gradient)
         is_finite = jnp.isfinite(norm)
         max_logits = {name: of for name, of in maxima.pop("attention_logits", {}).items() if self._trains(name)}
-        if self.optimizer.offload:
+        if self.optimizer.config.offload:
             on_device = jax.device_put(state.optimizer, self._optimizer_shardings(in_use=True))
             state = dataclasses.replace(state, optimizer=on_device)
         params, optimizer = self._update_weights(state, gradient, learning_rate, is_finite, max_logits)
-        if self.optimizer.offload:
+        if self.optimizer.config.offload:
             optimizer = jax.device_put(optimizer, self._optimizer_shardings())
         if max_logits:
             maxima["max_attention_logit"] = jnp.stack([of.max() for of in max_logits.values()]).max()
@@ -366,8 +366,8 @@ class Learner:
         direction, new = self.transformation.update(gradient, old, weights)
         new = _cast_like(_where(is_finite, new, old), stored)
         updated = jax.tree.map(lambda w, u: (w - learning_rate * u).astype(w.dtype), weights, direction)
-        if self.optimizer.qk_clip is not None:
-            updated = clip_heads(updated, max_logits, self.optimizer.qk_clip, self.definition.config)
+        if self.optimizer.config.qk_clip is not None:
+            updated = clip_heads(updated, max_logits, self.optimizer.config.qk_clip, self.definition.config)
         updated = _where(is_finite, updated, weights)
         updated |= {name: weights[name] for name in weights if not self._trains(name)}
         if not self.master_dtype:

@@ -106,14 +106,8 @@ class Optimizer:
     learning_rate: Callable[[int], float]
     """The rate of an optimizer step, counted from 0. The jitted step receives it as an argument, so that changing it
     does not recompile."""
-    master_dtype: str = ""
-    """OptimizerConfig.master_dtype, which make_optimizer sets."""
-    moment_dtype: str = ""
-    """OptimizerConfig.moment_dtype, which make_optimizer sets."""
-    qk_clip: float | None = None
-    """OptimizerConfig.qk_clip, which make_optimizer sets."""
-    offload: bool = False
-    """OptimizerConfig.offload, which make_optimizer sets."""
+    config: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+    """What the step does beside the transformation: dtypes, offload, QK-clip; make_optimizer sets it."""
 
 
 def make_optimizer(config: OptimizerConfig, steps: int) -> Optimizer:
@@ -124,14 +118,7 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> Optimizer:
     """
     if steps < 1:
         raise UserError(f"An optimizer needs at least one step, not steps={steps}.")
-    optimizer = resolve(config.name, OPTIMIZERS, "optimizer.name")(config, steps)
-    return dataclasses.replace(
-        optimizer,
-        master_dtype=config.master_dtype,
-        moment_dtype=config.moment_dtype,
-        qk_clip=config.qk_clip,
-        offload=config.offload,
-    )
+    return dataclasses.replace(resolve(config.name, OPTIMIZERS, "optimizer.name")(config, steps), config=config)
 
 
 def learning_rate_schedule(config: OptimizerConfig, steps: int) -> Callable[[int], float]:
@@ -150,28 +137,29 @@ def learning_rate_schedule(config: OptimizerConfig, steps: int) -> Callable[[int
 
 def adamw(config: OptimizerConfig, steps: int) -> Optimizer:
     """AdamW (arXiv 1711.05101) after clipping by the global norm."""
-
-    def make_transformation(definition: ModelDef, mesh: Mesh | None) -> optax.GradientTransformation:
-        return optax.chain(
-            optax.clip_by_global_norm(config.clip),
-            optax.scale_by_adam(config.b1, config.b2, config.eps),
-            optax.add_decayed_weights(config.weight_decay, definition.decay_mask()),
-        )
-
-    return Optimizer(make_transformation, learning_rate_schedule(config, steps))
+    return _clip_and_decay(config, steps, lambda *_: optax.scale_by_adam(config.b1, config.b2, config.eps))
 
 
 def muon(config: OptimizerConfig, steps: int) -> Optimizer:
     """Muon for matrices and AdamW for the other weights (train/muon.py), after clipping by the global norm."""
 
-    def make_transformation(definition: ModelDef, mesh: Mesh | None) -> optax.GradientTransformation:
+    def make_direction(definition: ModelDef, mesh: Mesh | None) -> optax.GradientTransformation:
         of_matrices = scale_by_muon(config.momentum, definition, mesh)
         of_others = optax.scale_by_adam(config.b1, config.b2, config.eps)
         is_matrix = lambda axes: "muon" if axes else "adamw"  # noqa: E731
         kinds = jax.tree.map(is_matrix, definition.matrix_axes(), is_leaf=lambda axes: axes is None)
+        return optax.partition({"muon": of_matrices, "adamw": of_others}, kinds)
+
+    return _clip_and_decay(config, steps, make_direction)
+
+
+def _clip_and_decay(
+    config: OptimizerConfig, steps: int, make_direction: Callable[[ModelDef, Mesh | None], optax.GradientTransformation]
+) -> Optimizer:
+    def make_transformation(definition: ModelDef, mesh: Mesh | None) -> optax.GradientTransformation:
         return optax.chain(
             optax.clip_by_global_norm(config.clip),
-            optax.partition({"muon": of_matrices, "adamw": of_others}, kinds),
+            make_direction(definition, mesh),
             optax.add_decayed_weights(config.weight_decay, definition.decay_mask()),
         )
 

@@ -13,9 +13,9 @@ from composer_jax.models.attention_kinds import ATTENTION_KINDS, attention_kind,
 from composer_jax.models.cache import init_cache
 from composer_jax.models.flops import forward_flops
 from composer_jax.models.model_def import ModelDef
-from composer_jax.models.presets import PRESETS
 from composer_jax.scale.costs import CostAssumptions, estimate_cost
 from tests.models.multi_query import MultiQueryAttention
+from tests.models.networks import NETWORKS
 from tests.models.small import forward, random_weights, relative_error, router_passes, rows, small
 
 MULTI_QUERY = dict(
@@ -25,7 +25,7 @@ TOKENS = 12
 
 
 def test_every_preset_has_the_kind_that_its_widths_imply():
-    for config in PRESETS.values():
+    for config in NETWORKS.values():
         assert attention_name(config) == ("gqa" if config.kv_lora_rank is None else "mla")
         assert attention_kind(config) is ATTENTION_KINDS[attention_name(config)]
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from composer_jax.models.model_def import ModelDef
-from composer_jax.models.presets import PRESETS
+from tests.models.networks import NETWORKS
 
 BILLIONS = {
     # total, active, as their reports say, and how many of embedding and head those leave out of what is active
@@ -34,13 +34,13 @@ EXACT = {
 
 
 def test_every_preset_is_checked():
-    assert set(PRESETS) == set(BILLIONS)
+    assert set(NETWORKS) == set(BILLIONS)
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", NETWORKS)
 def test_parameter_counts(name):
     total, active, left_out = BILLIONS[name]
-    definition = ModelDef(PRESETS[name])
+    definition = ModelDef(NETWORKS[name])
     embedding = definition.config.vocab_size * definition.config.d_model
     assert definition.parameter_count() / 1e9 == pytest.approx(total, rel=0.015)
     assert (definition.active_parameter_count() - left_out * embedding) / 1e9 == pytest.approx(active, rel=0.03)
@@ -48,7 +48,7 @@ def test_parameter_counts(name):
 
 @pytest.mark.parametrize("name", EXACT)
 def test_networks_without_experts_have_every_published_parameter_and_use_it(name):
-    definition = ModelDef(PRESETS[name])
+    definition = ModelDef(NETWORKS[name])
     assert definition.parameter_count() == definition.active_parameter_count() == EXACT[name]
     assert definition.shapes()[1] == {}
 
@@ -60,8 +60,8 @@ def test_counts_by_hand():
     norms = layers * (2 * d + 1536 + 512) + d
     moe = (layers - 1) * (d * experts + (experts + 1) * 3 * d * ff)
     total = 2 * 163_840 * d + layers * attention + norms + 3 * d * 18_432 + moe
-    assert ModelDef(PRESETS["kimi_k2"]).parameter_count() == total
-    assert ModelDef(PRESETS["kimi_k2"]).active_parameter_count() == total - (layers - 1) * (experts - 8) * 3 * d * ff
+    assert ModelDef(NETWORKS["kimi_k2"]).parameter_count() == total
+    assert ModelDef(NETWORKS["kimi_k2"]).active_parameter_count() == total - (layers - 1) * (experts - 8) * 3 * d * ff
 
 
 def balanced_scaling_factor(n_experts: int, experts_per_token: int, *, samples: int = 20_000) -> float:
@@ -82,6 +82,6 @@ def balanced_scaling_factor(n_experts: int, experts_per_token: int, *, samples: 
 
 @pytest.mark.parametrize("name", ["kimi_k2", "moonlight_16b_a3b"])
 def test_routed_scaling_factors_follow_from_the_numbers_of_experts(name):
-    preset = PRESETS[name]
+    preset = NETWORKS[name]
     derived = balanced_scaling_factor(preset.n_experts, preset.experts_per_token)
     assert derived == pytest.approx(preset.routed_scaling_factor, abs=0.0015)

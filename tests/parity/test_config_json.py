@@ -7,19 +7,19 @@ import pytest
 
 from composer_jax.checkpoint.huggingface import hf_config, model_config
 from composer_jax.errors import UserError
-from composer_jax.models.presets import PRESETS
 from composer_jax.models.rope import Yarn
+from tests.models.networks import NETWORKS
 from tests.parity.published_configs import KIMI_K2, PUBLISHED
 from tests.parity.small_config import small
 
 
 def test_config_of_kimi_k2():
-    assert model_config(KIMI_K2) == PRESETS["kimi_k2"]
+    assert model_config(KIMI_K2) == NETWORKS["kimi_k2"]
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_configs_of_other_families(name):
-    assert model_config(PUBLISHED[name]) == PRESETS[name]
+    assert model_config(PUBLISHED[name]) == NETWORKS[name]
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_what_is_wrong_with_a_value_is_said(name, change, message):
 def test_what_people_add_to_a_config_of_ours_counts():
     """Both generations' keys are written; the instructions for long contexts say to edit rope_scaling."""
     scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768}
-    edited = model_config(hf_config(PRESETS["qwen3_30b_a3b"]) | {"rope_scaling": scaling})
+    edited = model_config(hf_config(NETWORKS["qwen3_30b_a3b"]) | {"rope_scaling": scaling})
     assert (edited.yarn.factor, edited.yarn.original_context, edited.rope_theta) == (4.0, 32_768, 1_000_000.0)
 
 
@@ -176,9 +176,9 @@ def test_the_rescaling_of_llama_3_needs_all_its_numbers(key):
 )
 def test_a_network_without_experts_that_no_family_has_is_refused(changes, message):
     with pytest.raises(UserError, match=message):
-        hf_config(dataclasses.replace(PRESETS["smollm2_135m"], **({"n_heads": 9, "n_kv_heads": 3} | changes)))
+        hf_config(dataclasses.replace(NETWORKS["smollm2_135m"], **({"n_heads": 9, "n_kv_heads": 3} | changes)))
     latent = dataclasses.replace(
-        PRESETS["smollm2_135m"], n_kv_heads=None, kv_lora_rank=16, qk_nope_dim=64, rope_halves=False
+        NETWORKS["smollm2_135m"], n_kv_heads=None, kv_lora_rank=16, qk_nope_dim=64, rope_halves=False
     )
     with pytest.raises(UserError, match="n_experts=0 cannot be stored in a deepseek_v3 checkpoint"):
         hf_config(latent)
@@ -189,13 +189,13 @@ def test_a_network_without_experts_that_no_family_has_is_refused(changes, messag
     [("smollm2_135m", "llama"), ("llama_3_1_8b", "llama"), ("qwen2_5_coder_7b", "qwen2"), ("qwen3_8b", "qwen3")],
 )
 def test_the_family_of_a_network_without_experts(name, model_type):
-    assert hf_config(PRESETS[name])["model_type"] == model_type
+    assert hf_config(NETWORKS[name])["model_type"] == model_type
 
 
-CONFIGS = PRESETS | {
-    "experts_in_every_other_layer": dataclasses.replace(PRESETS["qwen3_30b_a3b"], dense_layers=(0, 2, 5)),
-    "llama_with_biases": dataclasses.replace(PRESETS["smollm2_135m"], qkv_bias=True, out_bias=True),
-    "llama_with_yarn": dataclasses.replace(PRESETS["smollm2_135m"], yarn=Yarn(4.0, mscale_all_dim=0.0)),
+CONFIGS = NETWORKS | {
+    "experts_in_every_other_layer": dataclasses.replace(NETWORKS["qwen3_30b_a3b"], dense_layers=(0, 2, 5)),
+    "llama_with_biases": dataclasses.replace(NETWORKS["smollm2_135m"], qkv_bias=True, out_bias=True),
+    "llama_with_yarn": dataclasses.replace(NETWORKS["smollm2_135m"], yarn=Yarn(4.0, mscale_all_dim=0.0)),
     "yarn_without_mscale": small(yarn=Yarn(4.0, mscale_all_dim=0.0)),
     "tied": small(tie_embeddings=True),
 }
@@ -213,7 +213,7 @@ def test_the_text_tower_of_kimi_k2_5():
     scaling = KIMI_K2["rope_scaling"] | {"factor": 64.0, "beta_fast": 32.0}
     text = KIMI_K2 | {"rope_scaling": scaling, "max_position_embeddings": 262_144}
     whole = {"model_type": "kimi_k25", "text_config": text, "tie_word_embeddings": True, "vision_config": {}}
-    assert model_config(whole) == PRESETS["kimi_k2_5"]
+    assert model_config(whole) == NETWORKS["kimi_k2_5"]
     with pytest.raises(UserError, match="kimi_k25.* lacks its text_config"):
         model_config({"model_type": "kimi_k25"})
 
