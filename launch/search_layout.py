@@ -48,7 +48,7 @@ def define(values):
 def main(values):
     from composer_jax.errors import UserError
     from composer_jax.scale.search import search_layouts
-    from composer_jax.scale.search_table import format_search
+    from composer_jax.scale.table import format_search
 
     def log(line: str) -> None:
         print(line, file=sys.stderr, flush=True)

@@ -48,10 +48,6 @@ class KeyRange(NamedTuple):
     last_BS: jax.Array
     """int32; -1 for padding, which attends to nothing."""
 
-    def check(self) -> None:
-        """Asserts shapes and dtypes."""
-        check_shapes(first_BS=(self.first_BS, jnp.int32), last_BS=(self.last_BS, jnp.int32))
-
 
 @functools.partial(
     jax.tree_util.register_dataclass,
@@ -100,7 +96,7 @@ def attend_cache(
       split: the keys and values in entries.
     """
     check_shapes(q_BSHX=(q_BSHX, jnp.floating), sinks_H=(sinks_H, jnp.float32))
-    keys.check()
+    check_shapes(first_BS=(keys.first_BS, jnp.int32), last_BS=(keys.last_BS, jnp.int32))
     on_cpu, elsewhere = (functools.partial(_attend_in_blocks, split=split, size=size) for size in (CPU_BLOCK, BLOCK))
     return jax.lax.platform_dependent(q_BSHX, cache, keys, sinks_H, cpu=on_cpu, default=elsewhere)
 

@@ -96,18 +96,14 @@ def make_mesh(devices: Devices | None = None, **sizes: int) -> Mesh:
     """Builds the mesh. Axes that are not given have size 1; an axis of -1 takes the remaining devices.
 
     Raises:
-      UserError: an unknown axis, or sizes whose product is not the number of devices.
+      UserError: an unknown axis, sizes that MeshConfig refuses, or whose product is not the number of devices.
     """
     devices = jax.devices() if devices is None else devices
     unknown = sorted(set(sizes) - set(AXES))
     if unknown:
         raise UserError(f"Unknown mesh axis {unknown[0]!r}; the axes are {', '.join(AXES)}.")
-    remainders = [axis for axis, size in sizes.items() if size == -1]
-    if len(remainders) > 1:
-        raise UserError(f"Only one mesh axis can be -1, not {' and '.join(remainders)}.")
-    if min([size for size in sizes.values() if size != -1], default=1) < 1:
-        raise UserError(f"Mesh sizes must be at least 1, got {sizes}.")
-    if remainders:
+    sizes = MeshConfig(**{"replica": 1} | sizes).axis_sizes
+    if remainders := [axis for axis, size in sizes.items() if size == -1]:
         others = {axis: size for axis, size in sizes.items() if axis != remainders[0] and size != 1}
         quotient, unused = divmod(len(devices), math.prod(others.values()))
         if unused:
@@ -116,11 +112,11 @@ def make_mesh(devices: Devices | None = None, **sizes: int) -> Mesh:
                 f"{len(devices)} devices do not divide over {axes}, which leaves none for {remainders[0]}=-1."
             )
         sizes[remainders[0]] = quotient
-    shape = tuple(sizes.get(axis, 1) for axis in AXES)
+    shape = tuple(sizes.values())
     if math.prod(shape) != len(devices):
         raise UserError(
-            f"The mesh {dict(zip(AXES, shape, strict=True))} needs {math.prod(shape)} devices, "
-            f"but there are {len(devices)}; change the mesh sizes or the number of devices."
+            f"The mesh {sizes} needs {math.prod(shape)} devices, but there are {len(devices)}; "
+            "change the mesh sizes or the number of devices."
         )
     types = (AxisType.Auto,) * len(AXES)
     try:

@@ -49,7 +49,7 @@ CHIPS = {
 
 @dataclasses.dataclass(frozen=True)
 class Efficiency:
-    """The fraction of a peak that well-shaped work reaches. One set for all chips.
+    """The fraction of a peak that well-shaped work reaches, by kind of Operation. One set for all chips.
 
     Their ratios are our assumption: at best 0.80 for large products, 0.50 for attention (whose heads do
     not fill the matrix unit, and which computes exponentials), 0.60 for grouped products, 0.85 for HBM (a copy on a
@@ -66,7 +66,3 @@ class Efficiency:
     links: float = 0.70
     hop_seconds: float = 1e-6
     """Latency of one link; an assumption ("How to Scale Your Model" takes 0.5 to 1 microsecond)."""
-
-    def fraction_of_peak(self, kind: str) -> float:
-        """kind: that of a scale.costs.Operation."""
-        return getattr(self, kind)

@@ -23,12 +23,14 @@ from composer_jax.scale.flat_jaxpr import SHARD, Equation, Value, eliminate_dead
 SMALL = 2**20
 """Bytes below which the result of a fused loop is assumed to stay in a core's own memory (16 to 128 MiB)."""
 
-GATHERS = {"all_gather", "all_gather_invariant", "all_gather_reduced"}
-SCATTERS = {"reduce_scatter", "unreduced_reduce_scatter"}
-REDUCTIONS = {"psum", "psum2", "psum_invariant", "pmax", "pmin", "pmean"}
-ALL_TO_ALLS = {"all_to_all", "ragged_all_to_all"}
-PERMUTES = {"ppermute", "collective_permute"}
-COLLECTIVES = GATHERS | SCATTERS | REDUCTIONS | ALL_TO_ALLS | PERMUTES
+COLLECTIVES = {
+    **dict.fromkeys(("all_gather", "all_gather_invariant", "all_gather_reduced"), "all_gather"),
+    **dict.fromkeys(("reduce_scatter", "unreduced_reduce_scatter"), "reduce_scatter"),
+    **dict.fromkeys(("psum", "psum2", "psum_invariant", "pmax", "pmin", "pmean"), "all_reduce"),
+    **dict.fromkeys(("all_to_all", "ragged_all_to_all"), "all_to_all"),
+    **dict.fromkeys(("ppermute", "collective_permute"), "permute"),
+}
+"""Primitive -> pattern of a Collective."""
 # Parts of an array; reading one reads only its own bytes.
 VIEWS = {SHARD, "slice", "dynamic_slice", "split", "unstack"}
 # Cheap enough for every reading loop to recompute.
@@ -163,7 +165,7 @@ def _add_cost(
         # The receive buffer of ragged_all_to_all is larger than the data that arrives.
         size = equation.inputs[0].bytes if primitive == "ragged_all_to_all" else max(reads, writes)
         if axes:
-            region.collectives.append(Collective(_collective_pattern(primitive), axes, size, equation.scope))
+            region.collectives.append(Collective(COLLECTIVES[primitive], axes, size, equation.scope))
     elif primitive == "scan":
         region.regions.append(_scan_region(equation, assumed, used))
     elif primitive == "while":
@@ -306,8 +308,3 @@ def _declared_cost(equation: Equation) -> KernelCost:
 def _axes(params: Mapping) -> tuple[str, ...]:
     axes = params["axes"] if "axes" in params else params["axis_name"]
     return axes if isinstance(axes, tuple) else (axes,)
-
-
-def _collective_pattern(primitive: str) -> str:
-    families = {"all_gather": GATHERS, "reduce_scatter": SCATTERS, "all_reduce": REDUCTIONS, "all_to_all": ALL_TO_ALLS}
-    return next((pattern for pattern, names in families.items() if primitive in names), "permute")

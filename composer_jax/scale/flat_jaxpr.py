@@ -161,12 +161,8 @@ def _called(primitive: str, params: Mapping[str, Any]):
             raise NotImplementedError(f"lax.platform_dependent has no branch for TPUs, only for {platforms}")
         return params["branches"][index]
     if primitive in CALLS:
-        (inner,) = _programs(params)
+        (inner,) = (params[key] for key in ("jaxpr", "call_jaxpr") if key in params)
         return inner
     if any(True for _ in jaxprs_in_params(params)) and not primitive.startswith(OPAQUE):
         raise NotImplementedError(f"scale/flat_jaxpr.py does not know {primitive!r}, which contains a program")
     return None
-
-
-def _programs(params: Mapping[str, Any]) -> list:
-    return [params[key] for key in ("jaxpr", "call_jaxpr") if key in params]

@@ -38,26 +38,20 @@ class Times:
     """By kind of operation and, for collectives, by mesh axes; adds up to `no_overlap`."""
 
     def __add__(self, other: "Times") -> "Times":
-        profile = dict(self.profile)
-        for key, seconds in other.profile.items():
-            profile[key] = profile.get(key, 0.0) + seconds
-        return Times(
-            self.no_overlap + other.no_overlap,
-            self.weight_gathers_overlap + other.weight_gathers_overlap,
-            self.full_overlap + other.full_overlap,
-            profile,
-        )
+        keys = self.profile | other.profile
+        profile = {key: self.profile.get(key, 0.0) + other.profile.get(key, 0.0) for key in keys}
+        return Times(*(getattr(self, name) + getattr(other, name) for name in OVERLAPS), profile)
 
     def __mul__(self, times: float) -> "Times":
         profile = {key: seconds * times for key, seconds in self.profile.items()}
-        return Times(self.no_overlap * times, self.weight_gathers_overlap * times, self.full_overlap * times, profile)
+        return Times(*(getattr(self, name) * times for name in OVERLAPS), profile)
 
 
 def operation_seconds(operation: Operation, chip: Chip, efficiency: Efficiency) -> float:
     memory = operation.hbm_bytes / (chip.hbm_bandwidth / chip.devices * efficiency.hbm)
     if not operation.flops:
         return memory
-    return max(operation.flops / (chip.peak_flops / chip.devices * efficiency.fraction_of_peak(operation.kind)), memory)
+    return max(operation.flops / (chip.peak_flops / chip.devices * getattr(efficiency, operation.kind)), memory)
 
 
 def predict_times(region: Region, network: Network) -> Times:

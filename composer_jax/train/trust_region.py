@@ -4,6 +4,7 @@ Each function maps importance ratios r and advantages A of tokens to the weight 
 gradient passes through a weight. With unbounded regions all three are importance-weighted REINFORCE.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -41,7 +42,7 @@ def clip(ratio: jax.Array, advantage: jax.Array, bounds: Bounds) -> jax.Array:
 def mask(ratio: jax.Array, advantage: jax.Array, bounds: Bounds) -> jax.Array:
     """A token outside the bounds gets weight 0, whatever the sign of its advantage.
 
-    GLM-5 (arXiv 2602.15763), IcePop and Kimi K2.5 (arXiv 2602.02276) are this function with different widths.
+    GLM-5, IcePop and Kimi K2.5 (arXiv 2602.02276) are this function with different widths (PUBLISHED_REGIONS).
     """
     return jnp.where((ratio > bounds.lower) & (ratio < bounds.upper), ratio, 0)
 
@@ -56,3 +57,20 @@ def clamp(ratio: jax.Array, advantage: jax.Array, bounds: Bounds) -> jax.Array:
 
 TRUST_REGIONS: Mapping[str, TrustRegion] = {"clip": clip, "mask": mask, "clamp": clamp}
 """By the name in PolicyLossConfig.trust_region."""
+
+PUBLISHED_REGIONS: Mapping[str, Mapping[str, str | float]] = {
+    # PPO (arXiv 1707.06347, section 6.1) and DAPO (arXiv 2503.14476, section 3.1).
+    "ppo": {"trust_region": "clip", "ratio_low": 0.2, "ratio_high": 0.2, "dual_clip": math.inf},
+    "dapo": {"trust_region": "clip", "ratio_low": 0.2, "ratio_high": 0.28, "dual_clip": math.inf},
+    # Dual-clip PPO (arXiv 1912.09729, section 4.1): epsilon = 0.2, c = 3.
+    "dual_clip": {"trust_region": "clip", "ratio_low": 0.2, "ratio_high": 0.2, "dual_clip": 3.0},
+    # GLM-5 (arXiv 2602.15763): the token mask of asynchronous agents; the widths are those of its reasoning RL.
+    "glm5": {"trust_region": "mask", "ratio_low": 0.2, "ratio_high": 0.28},
+    # IcePop (Ling team, 2025): pop(r, 1/beta, beta) with GLM-5's beta = 2.
+    "icepop": {"trust_region": "mask", "ratio_low": 0.5, "ratio_high": 1.0},
+    # Truncated importance sampling, min(r, C): C = 2 (Yao et al. 2025; verl's default).
+    "truncated": {"trust_region": "clamp", "ratio_low": 1.0, "ratio_high": 1.0},
+    # CISPO (MiniMax-M1) has no lower bound either; its upper bound is not published, and this one is DAPO's.
+    "cispo": {"trust_region": "clamp", "ratio_low": 1.0, "ratio_high": 0.28},
+}
+"""Values of PolicyLossConfig by method, for a config file: config.rl.loss.update(PUBLISHED_REGIONS["icepop"])."""

@@ -14,7 +14,7 @@ from composer_jax.scale.layout import Layout, config_layout, layouts, legal_axes
 from composer_jax.scale.layout_estimate import LayoutEstimator
 from composer_jax.scale.plan import place_steps, predict_step
 from composer_jax.scale.search import LayoutSearch, SearchRecord, search_layouts
-from composer_jax.scale.search_table import format_search
+from composer_jax.scale.table import format_search
 from composer_jax.schema.run_config import run_config
 from tests.scale.configuration import small_config
 

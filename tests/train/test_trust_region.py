@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from composer_jax.train.losses import PolicyLoss, PolicyLossConfig
+from composer_jax.train.trust_region import PUBLISHED_REGIONS
 from tests.train.table_decoder import TableDecoder, log_softmax
 
 RATIOS = np.exp(np.linspace(-1.5, 1.5, 61))
@@ -35,16 +36,6 @@ def ppo(low, high):
     return lambda r, a: np.where((r > 1 + high) if a > 0 else (r < 1 - low), 0, r)
 
 
-WIDTHS = {
-    "ppo": ("policy_gradient", "clip", 0.2, 0.2, np.inf),
-    "dapo": ("policy_gradient", "clip", 0.2, 0.28, np.inf),
-    "dual_clip": ("policy_gradient", "clip", 0.2, 0.2, 3.0),
-    "glm5": ("policy_gradient", "mask", 0.2, 0.28),
-    "icepop": ("policy_gradient", "mask", 0.5, 1.0),
-    "truncated": ("policy_gradient", "clamp", 1.0, 1.0),
-    "cispo": ("policy_gradient", "clamp", 1.0, 0.28),
-}
-"""Fields of PolicyLossConfig, in their order."""
 PAPERS = {
     "ppo": ppo(0.2, 0.2),
     "dapo": ppo(0.2, 0.28),
@@ -57,9 +48,9 @@ PAPERS = {
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-@pytest.mark.parametrize("name", PAPERS)
+@pytest.mark.parametrize("name", PUBLISHED_REGIONS)
 def test_a_published_region_weighs_tokens_as_its_paper_says(name, sign):
-    actual = weights(PolicyLossConfig(*WIDTHS[name]), sign)
+    actual = weights(PolicyLossConfig(**PUBLISHED_REGIONS[name]), sign)
     np.testing.assert_allclose(actual, PAPERS[name](RATIOS, sign), rtol=1e-4, atol=1e-6)
 
 

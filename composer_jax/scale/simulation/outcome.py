@@ -92,7 +92,7 @@ class Recorder:
         self._tokens, self._steps = 0.0, 0
         self._sampled_before, self._pool = 0.0, None
 
-    def start(self, pool: DecodePool, buffer: GroupBuffer) -> None:
+    def start(self, pool: DecodePool) -> None:
         """Begins the measured time."""
         self._clear()
         self._pool, self._sampled_before = pool, pool.sampled

@@ -158,7 +158,7 @@ class Simulation:
             self._pool.is_paused, self._served_version = False, self._version
             self._commit()
         elif kind == _MEASURE:
-            self._recorder.start(self._pool, self.buffer)
+            self._recorder.start(self._pool)
         else:
             item()
             self._start_timer(self._pool.now + HOUR_S, _HOUR, item)
