@@ -20,11 +20,6 @@ class Address(NamedTuple):
     """Of a folder, or of a GGUF file."""
     format: Literal["native", "hf", "gguf"]
 
-    @property
-    def huggingface(self) -> bool:
-        """Whether it is the folder of a Hugging Face model."""
-        return self.format == "hf"
-
     def __str__(self) -> str:
         return next((prefix for prefix, name in PREFIXES.items() if name == self.format), "") + self.path
 

@@ -88,10 +88,10 @@ def open_checkpoint(text: str) -> Checkpoint:
         return _GGUFCheckpoint(address)
     folder = ReadOnceFolder(address.path)
     files = folder.files()
-    if not address.huggingface and "checkpoints" in files:
+    if address.format == "native" and "checkpoints" in files:
         address = address._replace(path=_last_stage(folder))
         folder = ReadOnceFolder(address.path)
-    elif address.huggingface or "config.json" in files:
+    elif address.format == "hf" or "config.json" in files:
         return _HuggingFaceCheckpoint(address._replace(format="hf"), folder)
     if not any(file.isdigit() for file in folder.files()):
         raise UserError(

@@ -30,13 +30,13 @@ def convert(source: str, target: str, dtype: str | None = None, *, mtp: bool = T
     folder = Folder(to.path)
     folder.require_empty()  # before all weights are read
     tokenizer = origin.tokenizer_files()
-    if to.huggingface:
+    if to.format == "hf":
         hf_config(origin.config if mtp else _without_modules(origin.config))  # raises before anything is read
     definition, params, bias = origin.load(dtype=dtype, mtp=mtp)
     if not mtp:
         definition = ModelDef(_without_modules(definition.config))
         params, bias = ({name: leaf for name, leaf in tree.items() if name != "mtp"} for tree in (params, bias))
-    if to.huggingface:
+    if to.format == "hf":
         save_hf(to.path, definition, params, bias, tokenizer=tokenizer)
         return to
     with CheckpointStore(to.path, notes=model_notes(definition)) as store:

@@ -19,11 +19,11 @@ import posixpath
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import fsspec
 import numpy as np
 import zstandard
 
 from composer_jax.atomic_write import write_atomically
+from composer_jax.checkpoint.huggingface.folder import Folder
 from composer_jax.checkpoint.weight_patch import (
     LEVEL,
     BadPatch,
@@ -295,12 +295,8 @@ class _ChainFiles:
     """The files of a folder of versions."""
 
     def __init__(self, url: str) -> None:
-        self.url = str(url).rstrip("/")
-        try:
-            self._system, self._root = fsspec.core.url_to_fs(self.url)
-        except (ImportError, ValueError) as error:
-            raise UserError(f"{self.url} is not a readable folder: {error}.") from error
-        self._is_local = "file" in self._system.protocol
+        folder = Folder(url)
+        self.url, self._system, self._root, self._is_local = folder.name, folder.fs, folder.root, folder.local
 
     def manifests(self) -> dict[int, Any]:
         """Returns the manifest of each version."""
@@ -337,13 +333,10 @@ class _ChainFiles:
         else:
             self._system.pipe_file(path, data)
 
-    def delete(self, name: str) -> None:
-        """Deletes a file, if it is there."""
-        with contextlib.suppress(FileNotFoundError):
-            self._system.rm_file(f"{self._root}/{name}")
-
     def delete_version(self, version: int) -> None:
         """Deletes a version, its manifest first."""
-        self.delete(f"{_folder(version)}/manifest.json")
+        folder = f"{self._root}/{_folder(version)}"
         with contextlib.suppress(FileNotFoundError):
-            self._system.rm(f"{self._root}/{_folder(version)}", recursive=True)
+            self._system.rm_file(f"{folder}/manifest.json")
+        with contextlib.suppress(FileNotFoundError):
+            self._system.rm(folder, recursive=True)

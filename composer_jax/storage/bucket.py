@@ -55,10 +55,11 @@ class BucketFolder:
 
     def __init__(self, url: str, *, patience_s: float = PATIENCE_S):
         scheme, _, path = url.rstrip("/").partition("://")
-        self.bucket_name, _, self.prefix = path.partition("/")
+        self.bucket_name, _, folder = path.partition("/")
         if scheme != "gs" or not self.bucket_name:
             raise UserError(f"{url} is not a place for a run; use a local folder or gs://BUCKET/FOLDER")
         self.url = f"gs://{path}"
+        self._prefix = f"{folder}/" if folder else ""
         # Imported here because it takes half a second, and a run in a local folder does not need it.
         from google.cloud import storage
         from google.cloud.storage.retry import DEFAULT_RETRY
@@ -70,21 +71,24 @@ class BucketFolder:
     def names(self) -> list[str]:
         """Returns what is directly in the folder, sorted: objects, and folders with a slash at the end."""
         with self._naming_errors():
-            listing = self._bucket.list_blobs(prefix=self._prefix(), delimiter="/", **self._options)
-            objects = [self._name(blob) for blob in listing]  # the prefixes are known after the last page
-            return sorted(name for name in (*objects, *map(self._relative, listing.prefixes)) if name)
+            listing = self._bucket.list_blobs(prefix=self._prefix, delimiter="/", **self._options)
+            objects = [blob.name for blob in listing]  # the prefixes are known after the last page
+            names = (name.removeprefix(self._prefix) for name in (*objects, *listing.prefixes))
+            return sorted(filter(None, names))
 
     def list(self, under: str = "") -> dict[str, StoredObject]:
         """Returns every object whose name begins with `under`, by name."""
         with self._naming_errors():
-            blobs = self._bucket.list_blobs(prefix=self._prefix() + under, **self._options)
-            return {self._name(blob): StoredObject(_generation(blob), blob.md5_hash) for blob in blobs}
+            blobs = self._bucket.list_blobs(prefix=self._prefix + under, **self._options)
+            return {
+                blob.name.removeprefix(self._prefix): StoredObject(_generation(blob), blob.md5_hash) for blob in blobs
+            }
 
     def read(self, name: str) -> tuple[bytes, int] | None:
         """Returns (content, generation) of an object; None if there is none."""
         with self._naming_errors():
             for _ in range(_ATTEMPTS):
-                blob = self._bucket.get_blob(self._prefix() + name, **self._options)
+                blob = self._bucket.get_blob(self._prefix + name, **self._options)
                 if blob is None:
                     self._require_bucket()
                     return None
@@ -98,9 +102,7 @@ class BucketFolder:
 
         with self._naming_errors():
             try:
-                return self._bucket.blob(self._prefix() + name, generation=generation).download_as_bytes(
-                    **self._options
-                )
+                return self._bucket.blob(self._prefix + name, generation=generation).download_as_bytes(**self._options)
             except NotFound as error:
                 raise ChangedObject(name) from error
 
@@ -112,7 +114,7 @@ class BucketFolder:
         """
         from google.api_core.exceptions import PreconditionFailed
 
-        blob = self._bucket.blob(self._prefix() + name)
+        blob = self._bucket.blob(self._prefix + name)
         kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
         with self._naming_errors():
             try:
@@ -130,20 +132,11 @@ class BucketFolder:
         from google.api_core.exceptions import NotFound, PreconditionFailed
 
         with self._naming_errors(), contextlib.suppress(NotFound, PreconditionFailed):
-            self._bucket.blob(self._prefix() + name).delete(if_generation_match=generation, **self._options)
+            self._bucket.blob(self._prefix + name).delete(if_generation_match=generation, **self._options)
 
     def _require_bucket(self) -> None:
         """Raises NotFound if there is no bucket; a missing object and a missing bucket have the same status."""
         next(iter(self._bucket.list_blobs(max_results=1, **self._options)), None)
-
-    def _prefix(self) -> str:
-        return f"{self.prefix}/" if self.prefix else ""
-
-    def _name(self, blob: Any) -> str:
-        return self._relative(blob.name)
-
-    def _relative(self, name: str) -> str:
-        return name.removeprefix(self._prefix())
 
     @contextlib.contextmanager
     def _naming_errors(self) -> Iterator[None]:

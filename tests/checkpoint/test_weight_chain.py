@@ -192,7 +192,7 @@ def test_folders_and_intervals_that_mean_nothing(tmp_path):
     for call, words in (
         (lambda: WeightPublisher(str(tmp_path), anchor_every=0), "anchor_every=0"),
         (lambda: WeightReceiver(str(tmp_path)).receive(), "no version"),
-        (lambda: WeightReceiver("nosuch://x"), "not a readable folder"),
+        (lambda: WeightReceiver("nosuch://x"), "readable URL"),
     ):
         with pytest.raises(UserError, match=words):
             call()

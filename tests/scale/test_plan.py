@@ -11,9 +11,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from composer_jax.errors import UserError
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.scale.chips import Efficiency
-from composer_jax.scale.compiler import Memory, OutOfMemory, parse_out_of_memory
 from composer_jax.scale.network import Network, Span
-from composer_jax.scale.plan import memory_breakdown, plan_stage
+from composer_jax.scale.plan import Memory, OutOfMemory, memory_breakdown, parse_out_of_memory, plan_stage
 from composer_jax.scale.programs import Program
 from composer_jax.scale.topology import Slice, tpu_slice
 from composer_jax.train.learner import HOST_MEMORY

@@ -121,8 +121,7 @@ class CheckpointFiles:
         expected = tuple(-(-size // block) for size, block in zip(shape, self._block, strict=True))
         scale = stored.get(f"{name}_scale_inv")
         if scale is None or scale.shape != expected:
-            actual = "is missing" if scale is None else f"is {list(scale.shape)}"
-            raise UserError(f"{name}_scale_inv {actual}; {list(expected)} belongs to {list(shape)} in fp8.")
+            raise UserError(f"{name}_scale_inv {_shape(scale)}; {list(expected)} belongs to {list(shape)} in fp8.")
 
     def _require_int4(self, name: str, stored: Mapping[str, TensorSpan]) -> None:
         if self._group is None:
@@ -134,9 +133,9 @@ class CheckpointFiles:
         expected = (rows, words * _PER_WORD // self._group)
         scale = stored.get(f"{name}_scale")
         if scale is None or scale.shape != expected or words * _PER_WORD % self._group:
-            actual = "is missing" if scale is None else f"is {list(scale.shape)}"
             raise UserError(
-                f"{name}_scale {actual}; {list(expected)} belongs to groups of {self._group} of {words * _PER_WORD}."
+                f"{name}_scale {_shape(scale)}; {list(expected)} belongs to groups of {self._group} of "
+                f"{words * _PER_WORD}."
             )
 
     def _require_mxfp4(self, name: str, stored: Mapping[str, TensorSpan]) -> None:
@@ -146,10 +145,13 @@ class CheckpointFiles:
         if dtypes != {"U8"}:
             raise UserError(f"{name}_blocks and {name}_scales are {', '.join(sorted(dtypes))}; U8 can be read.")
         if len(shape) != 4 or shape[3] != 16 or scale is None or scale.shape != shape[:3]:
-            actual = "is missing" if scale is None else f"is {list(scale.shape)}"
             raise UserError(
-                f"{name}_blocks is {list(shape)}, {name}_scales {actual}; [E,O,G,16] and [E,O,G] are needed."
+                f"{name}_blocks is {list(shape)}, {name}_scales {_shape(scale)}; [E,O,G,16] and [E,O,G] are needed."
             )
+
+
+def _shape(scale: TensorSpan | None) -> str:
+    return "is missing" if scale is None else f"is {list(scale.shape)}"
 
 
 def _fp8_block(quantization: Mapping[str, Any] | None) -> tuple[int, int] | None:

@@ -48,7 +48,12 @@ def match_layouts(source: TensorSource, config: ModelConfig) -> dict[str, Tensor
     Raises:
       UserError: tensors are missing, unexpected, of another shape, or differ from their original; names them.
     """
-    shapes = {name: shape for name, shape in source.shapes.items() if not _is_redundant(name, shape)}
+    # Rotary frequencies follow from the config. transformers stores empty matrices in the place of no shared experts.
+    shapes = {
+        name: shape
+        for name, shape in source.shapes.items()
+        if not name.endswith("rotary_emb.inv_freq") and 0 not in shape
+    }
     duplicates = duplicate_tensors(config)
     if config.tie_embeddings:
         duplicates["lm_head.weight"] = "model.embed_tokens.weight"
@@ -102,12 +107,6 @@ def export_layouts(config: ModelConfig) -> dict[str, TensorLayout]:
     """Returns the layout of every tensor of a checkpoint that we write, duplicates included."""
     table = tensor_layouts(config)
     return table | {name: table[original] for name, original in duplicate_tensors(config).items()}
-
-
-def _is_redundant(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether a tensor holds nothing to read: rotary frequencies, which follow from the config, and the empty matrices
-    that transformers stores for a network without shared experts."""
-    return name.endswith("rotary_emb.inv_freq") or 0 in shape
 
 
 def require_shapes(owner: str, actual: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]) -> None:

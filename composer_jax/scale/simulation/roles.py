@@ -20,7 +20,7 @@ class Fleet:
 
 @dataclasses.dataclass(frozen=True)
 class Speeds:
-    """Speeds of a config on a kind of chip (scale/simulation/speeds.py predicts them)."""
+    """Speeds of a config on a kind of chip (study.py: predict_speeds)."""
 
     trained_tokens_per_s: float
     """Positions of training rows per second and chip of the learner."""
