@@ -31,8 +31,7 @@ from composer_jax.rl.teacher import Teacher, teacher_rows
 from composer_jax.sampler.weight_checksums import WeightChecksums
 from composer_jax.train.learner import Learner, TrainState
 from composer_jax.train.losses import LossTermNormalisers
-from composer_jax.train.output_states import OutputStates
-from composer_jax.train.token_logprobs import TokenScorer
+from composer_jax.train.scoring import OutputStates, TokenScorer
 
 PER_TOKEN = ("entropy", "out_of_region", "dual_clipped", "sampler_kl")
 """Metrics that are means over the tokens of the policy gradient. dual_clipped is the part of out_of_region that

@@ -21,7 +21,7 @@ from composer_jax.errors import UserError
 from composer_jax.models.model_def import Params
 from composer_jax.rl.batch import PackedRows, WeightedRow
 from composer_jax.train.losses import LossTermNormalisers
-from composer_jax.train.token_logprobs import TokenScorer
+from composer_jax.train.scoring import TokenScorer
 
 FORMS = ("token", "sequence")
 

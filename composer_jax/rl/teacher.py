@@ -23,7 +23,7 @@ import numpy as np
 from composer_jax.agent.transcript import TranscriptError, TranscriptRow
 from composer_jax.models.model_def import Params
 from composer_jax.rl.batch import HintedSpan, PackedRows, WeightedRow
-from composer_jax.train.output_states import OutputStates
+from composer_jax.train.scoring import OutputStates
 
 STREAMS = ("weights", "advantages", "ce_weights", "kl_weights")
 """Fields of a batch that are zero in its further passes."""

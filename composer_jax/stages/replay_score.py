@@ -17,7 +17,7 @@ from composer_jax.rl.played_group import PlayedGroup
 from composer_jax.rl.records import RolloutRecords
 from composer_jax.rl.rewards import reward_parts
 from composer_jax.stages.run import Run
-from composer_jax.train.token_logprobs import TokenScorer
+from composer_jax.train.scoring import TokenScorer
 
 GROUPS_PER_CALL = 16
 """Groups whose rows are packed together."""

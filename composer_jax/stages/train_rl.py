@@ -34,8 +34,7 @@ from composer_jax.stages.rollout_workers import play_share
 from composer_jax.stages.run import Run
 from composer_jax.train.interrupt import ignore_signals
 from composer_jax.train.learner import TrainState
-from composer_jax.train.loop import restore_state, save_state
-from composer_jax.train.skipped_steps import SkippedSteps
+from composer_jax.train.loop import SkippedSteps, restore_state, save_state
 
 TOTALS = ("rollout_s", "sandbox_s", "train_s", "step_s", "sampled_tokens", "sandbox_runs", "sandbox_hits")
 """Columns of metrics/rl.jsonl whose sums are results of the stage."""
@@ -218,7 +217,7 @@ class _Recorder:
 
     def complete(self, completed: CompletedStep) -> None:
         """Writes what a step leaves. Raises UserError if the gradients of several steps in a row are not finite
-        (train/skipped_steps.py)."""
+        (train/loop.py: SkippedSteps)."""
         config, state, cursor, step = self._run.config.rl, completed.state, completed.cursor, completed.step
         if step > self._last_row:
             self._metrics.write(step, **completed.row)

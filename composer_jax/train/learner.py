@@ -29,7 +29,6 @@ from composer_jax.train.losses import Loss, Normalisers
 from composer_jax.train.optimizer import Optimizer
 from composer_jax.train.qk_clip import check_attention_logits, check_qk_clip, clip_heads
 from composer_jax.train.shard_batch import field_spec, shard_batch
-from composer_jax.train.step_metrics import StepMetrics, sum_counts
 
 HOST_MEMORY = "pinned_host"
 """JAX's name of the host's memory that devices read and write by themselves."""
@@ -60,6 +59,26 @@ class MasterState(NamedTuple):
     """The master copy, like params, in the master's dtype."""
     transformation: Any
     """State of the optax transformation; its dtype is that of OptimizerConfig.moment_dtype."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StepMetrics:
+    """Metrics of a step that the devices may not have finished yet."""
+
+    arrays: dict[str, Any]
+    """Sums and maxima of the loss, grad_norm and skipped, float32 []; "counts", where the network has experts: tokens
+    per expert by stack, float32 [L,E]."""
+    learning_rate: float
+
+    def fetch(self) -> dict[str, float]:
+        """Waits for the step and returns its metrics; `Learner.step` lists them."""
+        arrays = dict(self.arrays)
+        counts = arrays.pop("counts", None)
+        metrics = {name: float(value) for name, value in arrays.items()} | {"learning_rate": self.learning_rate}
+        if counts is not None:
+            metrics["load_imbalance"] = load_imbalance(counts["moe_layers"])
+            metrics["router_entropy"] /= max(1.0, sum_counts(counts))
+        return metrics
 
 
 class Learner:
@@ -396,6 +415,17 @@ def update_router_bias(router_bias: Params, counts: dict[str, jax.Array], rate: 
 
         updated[name] = jax.tree.map(update, router_bias[name])
     return updated
+
+
+def sum_counts(counts: dict[str, Any]) -> float:
+    """Returns the sum of the counts of all stacks."""
+    return float(sum(np.asarray(counts_LE).sum(dtype=np.float64) for counts_LE in counts.values()))
+
+
+def load_imbalance(counts_LE) -> float:
+    """Load of the busiest expert over the mean load, averaged over layers; 1 is even load."""
+    counts_LE = np.asarray(counts_LE)
+    return float((counts_LE.max(-1) / np.maximum(counts_LE.mean(-1), 1e-9)).mean())
 
 
 def _with_shardings(shapes: Any, shardings: Any) -> Any:

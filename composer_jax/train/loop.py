@@ -23,13 +23,13 @@ from composer_jax.observe.metrics import MetricsWriter
 from composer_jax.observe.progress import Progress
 from composer_jax.parallel.processes import broadcast_from_process0, process_count, process_index
 from composer_jax.train.interrupt import AllProcessesInterrupted, defer_signals
-from composer_jax.train.learner import Learner, TrainState
+from composer_jax.train.learner import Learner, StepMetrics, TrainState
 from composer_jax.train.shard_batch import micro_batches
-from composer_jax.train.skipped_steps import SkippedSteps
-from composer_jax.train.step_metrics import StepMetrics
 
 STATE = ("params", "router_bias", "optimizer", "step")
 """Checkpoint items of a TrainState."""
+MOST_SKIPPED = 3
+"""Skipped steps in a row that end a run: one may be the fault of its batch, several in a row are not."""
 
 
 def state_items(state: TrainState) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def fit(
 
     Raises:
       UserError: the checkpoint belongs to other data or another network; the first batch differs from process 0's; the
-        gradients of several steps in a row are not finite (train/skipped_steps.py).
+        gradients of several steps in a row are not finite (SkippedSteps).
     """
     heldouts = ({"heldout": heldout} if heldout else {}) | {
         f"heldout_{name}": batches for name, batches in (heldout_sources or {}).items()
@@ -171,6 +171,29 @@ def fit(
         if run.consistent and together and int(run.state.step) > start:
             run.save()
     return run.state
+
+
+class SkippedSteps:
+    """Counts the steps that a Learner skipped because their gradient was not finite; several in a row end the run."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._in_a_row: list[int] = []
+
+    def add(self, step: int, skipped: float) -> None:
+        """Counts a step. skipped: the metric of Learner.step, 1 or 0."""
+        self.total += bool(skipped)
+        self._in_a_row = [*self._in_a_row, step] if skipped else []
+
+    def require_progress(self) -> None:
+        """Raises a UserError if the last MOST_SKIPPED steps were skipped, or more."""
+        if len(self._in_a_row) >= MOST_SKIPPED:
+            steps = self._in_a_row
+            raise UserError(
+                f"nothing was learned in steps {steps[0]} to {steps[-1]}, because their gradients are not finite. Look "
+                "at the data, or start a new workdir with a lower optimizer.peak; the same command goes on with the "
+                "next batches."
+            )
 
 
 class PendingRow(NamedTuple):

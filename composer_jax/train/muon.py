@@ -12,6 +12,7 @@ the same shards share the matrices as well. Matrices of equal shape and sharding
 """
 
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -114,7 +115,8 @@ def orthogonalize_shards(
     out = list(shards)
     for sharding, members in groups.items():
         joined = jnp.concatenate([stacks[i] for i in members])
-        results = jnp.split(_orthogonalize_sharded(joined, sharding, mesh_shape), _offsets(stacks, members))
+        offsets = list(itertools.accumulate(len(stacks[i]) for i in members))[:-1]
+        results = jnp.split(_orthogonalize_sharded(joined, sharding, mesh_shape), offsets)
         for i, result in zip(members, results, strict=True):
             out[i] = _from_stack(result, shards[i], axes[i])
     return out
@@ -204,14 +206,6 @@ def _to_stack(x: jax.Array, axes: MatrixAxes) -> jax.Array:
 def _from_stack(stack: jax.Array, like: jax.Array, axes: MatrixAxes) -> jax.Array:
     moved = jnp.moveaxis(like, (axes.in_axis, axes.out_axis), (-2, -1))
     return jnp.moveaxis(stack.reshape(moved.shape), (-2, -1), (axes.in_axis, axes.out_axis))
-
-
-def _offsets(stacks: Sequence[jax.Array], members: Sequence[int]) -> list[int]:
-    """Returns where each stack but the first begins in the concatenation."""
-    ends = [0]
-    for i in members:
-        ends.append(ends[-1] + len(stacks[i]))
-    return ends[1:-1]
 
 
 def _node(tree: Any, path: Sequence[Any]) -> Any:

@@ -7,7 +7,7 @@ import pytest
 
 from composer_jax.models.model_def import ModelDef
 from composer_jax.train.losses import LossTermNormalisers, PolicyLoss, PolicyLossConfig
-from composer_jax.train.output_states import OutputStates
+from composer_jax.train.scoring import OutputStates
 from tests.compilations import compiles_nothing
 from tests.models.small import forward, random_weights, relative_error, small
 from tests.train.small_step import make_batch

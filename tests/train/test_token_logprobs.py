@@ -8,7 +8,7 @@ import pytest
 
 from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.mesh import make_mesh
-from composer_jax.train.token_logprobs import TokenScorer
+from composer_jax.train.scoring import TokenScorer
 from tests.compilations import compiles_nothing
 from tests.models.small import forward
 from tests.train.small_step import CONFIG, make_batch
