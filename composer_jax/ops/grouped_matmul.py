@@ -61,16 +61,12 @@ def blocked(x_TD: jax.Array, w_EDF: jax.Array, sizes_E: jax.Array) -> jax.Array:
     return _multiply(x_TD, w_EDF, sizes_E, contracted=1)
 
 
-def _forward(x_TD, w_EDF, sizes_E):
-    return blocked(x_TD, w_EDF, sizes_E), (x_TD, w_EDF, sizes_E)
-
-
 def _backward(saved, dy_TF):
     x_TD, w_EDF, sizes_E = saved
     return _multiply(dy_TF, w_EDF, sizes_E, contracted=2), _outer(x_TD, dy_TF, sizes_E), None
 
 
-blocked.defvjp(_forward, _backward)
+blocked.defvjp(lambda *operands: (blocked(*operands), operands), _backward)
 
 
 def _multiply(x_TD: jax.Array, w_EDF: jax.Array, sizes_E: jax.Array, *, contracted: int) -> jax.Array:

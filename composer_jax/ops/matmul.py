@@ -45,10 +45,6 @@ def _matmul(contracted: int, x: jax.Array, w: jax.Array) -> jax.Array:
     return jnp.tensordot(x, w, contracted)
 
 
-def _forward(contracted, x, w):
-    return _matmul(contracted, x, w), (x, w)
-
-
 def _backward(contracted, saved, dy):
     x, w = saved
     d, f = math.prod(w.shape[:contracted]), math.prod(w.shape[contracted:])
@@ -65,4 +61,4 @@ def _backward(contracted, saved, dy):
     return jax.lax.platform_dependent(x, w, dy, cpu=transpose_x, default=automatic)
 
 
-_matmul.defvjp(_forward, _backward)
+_matmul.defvjp(lambda contracted, *operands: (_matmul(contracted, *operands), operands), _backward)

@@ -59,10 +59,6 @@ def _matmul(forward: _Forward, x_TD: jax.Array, w_DF: jax.Array) -> jax.Array:
     return (_dot(x.values, w.values) * x.scale * w.scale).astype(x_TD.dtype)
 
 
-def _matmul_forward(forward, x_TD, w_DF):
-    return _matmul(forward, x_TD, w_DF), (x_TD, w_DF)
-
-
 def _matmul_backward(forward, saved, dy_TF):
     x_TD, w_DF = saved
     x, w, dy = (a.astype(jnp.float32) for a in (x_TD, w_DF, dy_TF))
@@ -71,7 +67,7 @@ def _matmul_backward(forward, saved, dy_TF):
     return dx.astype(x_TD.dtype), dw.astype(w_DF.dtype)
 
 
-_matmul.defvjp(_matmul_forward, _matmul_backward)
+_matmul.defvjp(lambda forward, *operands: (_matmul(forward, *operands), operands), _matmul_backward)
 
 
 def quantized_grouped_matmul(x_TD: jax.Array, w_EDF: jax.Array, sizes_E: jax.Array, precision: Precision) -> jax.Array:
@@ -94,10 +90,6 @@ def _grouped(forward: _Forward, x_TD: jax.Array, w_EDF: jax.Array, sizes_E: jax.
     return y_TF.astype(x_TD.dtype)
 
 
-def _grouped_forward(forward, x_TD, w_EDF, sizes_E):
-    return _grouped(forward, x_TD, w_EDF, sizes_E), (x_TD, w_EDF, sizes_E)
-
-
 def _grouped_backward(forward, saved, dy_TF):
     x_TD, w_EDF, sizes_E = saved
     x, w, dy = (a.astype(jnp.float32) for a in (x_TD, w_EDF, dy_TF))
@@ -108,7 +100,7 @@ def _grouped_backward(forward, saved, dy_TF):
     return dx.astype(x_TD.dtype), transpose(dy)[0].astype(w_EDF.dtype), None
 
 
-_grouped.defvjp(_grouped_forward, _grouped_backward)
+_grouped.defvjp(lambda forward, *operands: (_grouped(forward, *operands), operands), _grouped_backward)
 
 
 def _group_block_amax(x_TD: jax.Array, sizes_E: jax.Array) -> jax.Array:

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec
 
 from composer_jax.errors import UserError
 from composer_jax.ops.activation import clamped_swiglu, swiglu
-from composer_jax.parallel.dispatch import DISPATCH, Biases, Experts
+from composer_jax.parallel.dispatch import DISPATCH, Biases, Dispatch, Experts
 from composer_jax.parallel.dispatch.ragged import ragged_all_to_all, receive_capacity
 from composer_jax.parallel.mesh import BATCH_AXES, make_mesh
 from composer_jax.parallel.sharding import EXPERT_AXES, all_gather_fsdp, storage_spec
@@ -43,7 +43,8 @@ TARGET = RNG.standard_normal((T, D)).astype(np.float32)
 MESHES = {"8x1": (8, 1, 1), "1x8": (1, 8, 1), "2x4": (2, 4, 1), "4x2": (4, 2, 1), "1x1": (1, 1, 1)}
 TENSOR_MESHES = {"2x2x2": (2, 2, 2), "1x4x2": (1, 4, 2), "2x1x4": (2, 1, 4)}
 # XLA has no ragged collective on CPUs, so it is emulated; tests/parallel/test_ragged.py tests its plan.
-FORMS = DISPATCH | {"ragged_all_to_all": functools.partial(ragged_all_to_all, collective=emulate_ragged_all_to_all)}
+EMULATED = functools.partial(ragged_all_to_all, collective=emulate_ragged_all_to_all)
+FORMS = DISPATCH | {"ragged_all_to_all": Dispatch(EMULATED, may_drop=True)}
 ENOUGH = 8.0  # a capacity factor at which nothing here is dropped
 
 

@@ -25,7 +25,7 @@ from composer_jax.data.chat.messages import ToolCall
 from composer_jax.data.token_source import IN_MEMORY
 from composer_jax.models.gqa import GroupedQueryAttention
 from composer_jax.models.parameter import gather_param, parameter
-from composer_jax.parallel.dispatch import Dispatch, DispatchOutput
+from composer_jax.parallel.dispatch import Dispatch
 from composer_jax.parallel.dispatch.dense import dense
 from composer_jax.seeds import hash_seed
 from composer_jax.tasks.grader import Case, CaseGrader
@@ -61,7 +61,7 @@ def cut_messages(episode: Episode) -> float:
     return float(episode.outcome == "no_call")
 
 
-def recorded_dense(*args: Any, **options: Any) -> DispatchOutput:
+def recorded_dense(*args: Any, **options: Any) -> tuple[Any, None]:
     record("dispatch")
     return dense(*args, **options)
 

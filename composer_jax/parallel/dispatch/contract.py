@@ -1,6 +1,6 @@
 """The contract of expert dispatch: operands, result, and the mesh axes that devices exchange tokens over.
 
-    dispatch(x_TD, ids_Tk, gates_Tk, experts, activation, *, capacity_factor, axes) -> DispatchOutput
+    dispatch(x_TD, ids_Tk, gates_Tk, experts, activation, *, capacity_factor, axes) -> y_TD, dropped
 
 `experts` holds the E' experts of this device. `ids_Tk` count over the experts of all devices of the group, and the
 choices of one token differ. Expert e is on device e // E' of the group, whose devices are numbered along the mesh axes
@@ -13,7 +13,8 @@ An implementation is a `Dispatch`: the function, and whether it may drop pairs.
 import dataclasses
 import functools
 import math
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -86,8 +87,15 @@ DISPATCH_AXES = DispatchAxes()
 """The axes of the package's own layout of experts (parallel/sharding.py)."""
 
 
-class DispatchFunction(Protocol):
-    """The function of a dispatch; see the module docstring for the meaning of the arguments."""
+@dataclasses.dataclass(frozen=True)
+class Dispatch:
+    """An implementation of expert dispatch. A call checks the operands, and types the output like the tokens."""
+
+    function: Callable[..., tuple[jax.Array, jax.Array | None]]
+    """The function of the module's docstring; it returns y_TD and the number of dropped pairs, None for none."""
+    may_drop: bool
+    """Whether it may drop pairs beyond a capacity. Training counts them. The sampler does not, so RL and evaluation
+    refuse such a dispatch, and serving computes with the ring instead."""
 
     def __call__(
         self,
@@ -99,23 +107,14 @@ class DispatchFunction(Protocol):
         *,
         capacity_factor: float = 2.0,
         axes: DispatchAxes = DISPATCH_AXES,
-    ) -> DispatchOutput: ...
+    ) -> DispatchOutput:
+        _check_operands(x_TD, ids_Tk, gates_Tk, experts)
+        options = dict(capacity_factor=capacity_factor, axes=axes)
+        y_TD, dropped = self.function(x_TD, ids_Tk, gates_Tk, experts, activation, **options)
+        return _dispatch_output(y_TD, x_TD, dropped)
 
 
-@dataclasses.dataclass(frozen=True)
-class Dispatch:
-    """An implementation of expert dispatch."""
-
-    function: DispatchFunction
-    may_drop: bool
-    """Whether it may drop pairs beyond a capacity. Training counts them. The sampler does not, so RL and evaluation
-    refuse such a dispatch, and serving computes with the ring instead."""
-
-    def __call__(self, *operands: Any, **options: Any) -> DispatchOutput:
-        return self.function(*operands, **options)
-
-
-def check_operands(x_TD: jax.Array, ids_Tk: jax.Array, gates_Tk: jax.Array, experts: Experts) -> None:
+def _check_operands(x_TD: jax.Array, ids_Tk: jax.Array, gates_Tk: jax.Array, experts: Experts) -> None:
     """Raises an AssertionError that names the array if the shapes or dtypes of a dispatch's operands do not fit."""
     gate_EF, up_EF, down_ED = experts.biases or (None, None, None)
     check_shapes(
@@ -131,12 +130,7 @@ def check_operands(x_TD: jax.Array, ids_Tk: jax.Array, gates_Tk: jax.Array, expe
     )
 
 
-def group_size(axes: tuple[str, ...]) -> int:
-    """Returns the number of devices along several mesh axes."""
-    return math.prod(map(axis_size, axes))
-
-
-def dispatch_output(y_TD: jax.Array, x_TD: jax.Array, dropped: jax.Array | None = None) -> DispatchOutput:
+def _dispatch_output(y_TD: jax.Array, x_TD: jax.Array, dropped: jax.Array | None) -> DispatchOutput:
     """Returns the output, typed as varying over the same mesh axes as the tokens x_TD.
 
     Experts stored along an axis of size 1 make y typed as varying over it (shard_map's VMA), which a psum over that
@@ -150,3 +144,8 @@ def dispatch_output(y_TD: jax.Array, x_TD: jax.Array, dropped: jax.Array | None 
     dropped = jnp.zeros((), jnp.float32) if dropped is None else dropped
     y_TD = drop_size_1_axes(y_TD)
     return DispatchOutput(y_TD, pcast_varying(drop_size_1_axes(dropped), varying_axes(x_TD)))
+
+
+def group_size(axes: tuple[str, ...]) -> int:
+    """Returns the number of devices along several mesh axes."""
+    return math.prod(map(axis_size, axes))

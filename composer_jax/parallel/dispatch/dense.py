@@ -2,16 +2,9 @@
 
 import jax
 
-from composer_jax.ops.activation import Activation, swiglu
+from composer_jax.ops.activation import Activation
 from composer_jax.parallel.dispatch.compute import compute_all_experts
-from composer_jax.parallel.dispatch.contract import (
-    DISPATCH_AXES,
-    DispatchAxes,
-    DispatchOutput,
-    Experts,
-    check_operands,
-    dispatch_output,
-)
+from composer_jax.parallel.dispatch.contract import DispatchAxes, Experts
 
 
 def dense(
@@ -19,22 +12,21 @@ def dense(
     ids_Tk: jax.Array,
     gates_Tk: jax.Array,
     experts: Experts,
-    activation: Activation = swiglu,
+    activation: Activation,
     *,
-    capacity_factor: float = 2.0,
-    axes: DispatchAxes = DISPATCH_AXES,
-) -> DispatchOutput:
+    capacity_factor: float,
+    axes: DispatchAxes,
+) -> tuple[jax.Array, None]:
     """Computes every expert for every token, with gate zero where it was not chosen. Never drops a pair.
 
     `capacity_factor` has no effect.
     """
-    check_operands(x_TD, ids_Tk, gates_Tk, experts)
     for axis in reversed(axes.group):
         # Over an axis where tokens are replicated, the gathered experts and the output are replicated too.
         to = "varying" if axis in axes.tokens else "invarying"
         experts = jax.tree.map(lambda w: jax.lax.all_gather(w, axis, axis=0, tiled=True, to=to), experts)  # noqa: B023
     gates_TE = expand_gates(ids_Tk, gates_Tk, experts.gate_EDF.shape[0])
-    return dispatch_output(compute_all_experts(x_TD, gates_TE, experts, activation), x_TD)
+    return compute_all_experts(x_TD, gates_TE, experts, activation), None
 
 
 def expand_gates(ids_Tk: jax.Array, gates_Tk: jax.Array, n: int) -> jax.Array:

@@ -13,19 +13,11 @@ import jax
 import jax.numpy as jnp
 
 from composer_jax.errors import UserError
-from composer_jax.ops.activation import Activation, swiglu
+from composer_jax.ops.activation import Activation
 from composer_jax.ops.permutation import permute_tokens, unpermute_tokens
 from composer_jax.ops.vma import match_vma, pcast_varying, varying_axes
 from composer_jax.parallel.dispatch.compute import compute_chosen_experts, compute_rows
-from composer_jax.parallel.dispatch.contract import (
-    DISPATCH_AXES,
-    DispatchAxes,
-    DispatchOutput,
-    Experts,
-    check_operands,
-    dispatch_output,
-    group_size,
-)
+from composer_jax.parallel.dispatch.contract import DispatchAxes, Experts, group_size
 
 Collective = Callable[..., jax.Array]
 
@@ -35,12 +27,12 @@ def ragged_all_to_all(
     ids_Tk: jax.Array,
     gates_Tk: jax.Array,
     experts: Experts,
-    activation: Activation = swiglu,
+    activation: Activation,
     *,
-    capacity_factor: float = 2.0,
-    axes: DispatchAxes = DISPATCH_AXES,
+    capacity_factor: float,
+    axes: DispatchAxes,
     collective: Collective = jax.lax.ragged_all_to_all,
-) -> DispatchOutput:
+) -> tuple[jax.Array, jax.Array | None]:
     """Exchanges exactly the chosen rows; a device can receive capacity_factor times the mean.
 
     A pair that does not fit adds nothing to y, and its gate gets no gradient. If more rows than fit are addressed to a
@@ -53,9 +45,8 @@ def ragged_all_to_all(
     Raises:
       UserError: the experts are divided over several CPU devices.
     """
-    check_operands(x_TD, ids_Tk, gates_Tk, experts)
     if not axes.group:
-        return dispatch_output(compute_chosen_experts(x_TD, ids_Tk, gates_Tk, experts, activation), x_TD)
+        return compute_chosen_experts(x_TD, ids_Tk, gates_Tk, experts, activation), None
     device = jax.sharding.get_abstract_mesh().abstract_device
     if collective is jax.lax.ragged_all_to_all and device is not None and device.platform == "cpu":
         raise UserError(
@@ -69,8 +60,7 @@ def ragged_all_to_all(
         axes=axes.group,
         capacity_factor=capacity_factor,
     )
-    y_TD, dropped = _split_replicated_tokens(compute, x_TD, ids_Tk, gates_Tk, axes.replicated_axes)
-    return dispatch_output(y_TD, x_TD, dropped)
+    return _split_replicated_tokens(compute, x_TD, ids_Tk, gates_Tk, axes.replicated_axes)
 
 
 class Offsets(NamedTuple):
@@ -129,7 +119,8 @@ def receive_capacity(tokens: int, choices: int, devices: int, experts: int, fact
     return min(-(-rows // 8) * 8, devices * tokens * min(choices, experts))
 
 
-def _exchange_rows(
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def exchange_rows(
     collective: Collective,
     axes: tuple[str, ...],
     sizes: tuple[int, int],
@@ -146,19 +137,15 @@ def _exchange_rows(
     return collective(x_ND, empty, *forward, axis_name=axes)
 
 
-exchange_rows = jax.custom_vjp(_exchange_rows, nondiff_argnums=(0, 1, 2))
-
-
-def _exchange_forward(collective, axes, sizes, x_ND, *offsets):
-    return exchange_rows(collective, axes, sizes, x_ND, *offsets), offsets
-
-
 def _exchange_backward(collective, axes, sizes, offsets, dy_MD):
     forward, reverse = offsets
     return exchange_rows(collective, axes, sizes[::-1], dy_MD, reverse, forward), None, None
 
 
-exchange_rows.defvjp(_exchange_forward, _exchange_backward)
+exchange_rows.defvjp(
+    lambda collective, axes, sizes, x_ND, *offsets: (exchange_rows(collective, axes, sizes, x_ND, *offsets), offsets),
+    _exchange_backward,
+)
 
 
 def _exchange(

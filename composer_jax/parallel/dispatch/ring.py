@@ -4,18 +4,10 @@ import math
 
 import jax
 
-from composer_jax.ops.activation import Activation, swiglu
+from composer_jax.ops.activation import Activation
 from composer_jax.ops.vma import match_vma
 from composer_jax.parallel.dispatch.compute import compute_chosen_experts
-from composer_jax.parallel.dispatch.contract import (
-    DISPATCH_AXES,
-    DispatchAxes,
-    DispatchOutput,
-    Experts,
-    check_operands,
-    dispatch_output,
-    group_size,
-)
+from composer_jax.parallel.dispatch.contract import DispatchAxes, Experts, group_size
 from composer_jax.parallel.dispatch.rounds import compute_in_rounds
 
 
@@ -24,20 +16,19 @@ def ring(
     ids_Tk: jax.Array,
     gates_Tk: jax.Array,
     experts: Experts,
-    activation: Activation = swiglu,
+    activation: Activation,
     *,
-    capacity_factor: float = 2.0,
-    axes: DispatchAxes = DISPATCH_AXES,
-) -> DispatchOutput:
+    capacity_factor: float,
+    axes: DispatchAxes,
+) -> tuple[jax.Array, None]:
     """Computes the local experts for the tokens of the whole group. Never drops a pair.
 
     If the local experts are chosen more than capacity_factor times as often as the mean, they are computed in several
     rounds (rounds.py). With tokens sharded over n devices, a device receives (n - 1) T rows and sends as many partial
     sums. Over axes where tokens are replicated, the T partial sums are summed by a psum.
     """
-    check_operands(x_TD, ids_Tk, gates_Tk, experts)
     if not axes.group:
-        return dispatch_output(compute_chosen_experts(x_TD, ids_Tk, gates_Tk, experts, activation), x_TD)
+        return compute_chosen_experts(x_TD, ids_Tk, gates_Tk, experts, activation), None
     # Matched before the all-gather, so that gradients are scattered first and then summed over `replicated_axes`.
     all_TD, ids_Tk, gates_Tk, *_ = match_vma(x_TD, ids_Tk, gates_Tk, *jax.tree.leaves(experts))
     if axes.sharded_axes:
@@ -53,4 +44,4 @@ def ring(
         y_TD = jax.lax.psum_scatter(y_TD, axes.sharded_axes, scatter_dimension=0, tiled=True)
     if axes.replicated_axes:
         y_TD = jax.lax.psum(y_TD, axes.replicated_axes)
-    return dispatch_output(y_TD, x_TD)
+    return y_TD, None

@@ -44,10 +44,6 @@ def _rounds(activation, rows, x_TD, ids_Tk, gates_Tk, experts):
     return _loop(add_round, sorted_rows, rows, y_TD).astype(x_TD.dtype)
 
 
-def _forward(activation, rows, *operands):
-    return _rounds(activation, rows, *operands), operands
-
-
 def _backward(activation, rows, operands, dy_TD):
     x_TD, ids_Tk, gates_Tk, experts = operands
     sorted_rows = sort_by_expert(ids_Tk.reshape(-1), experts)
@@ -74,7 +70,7 @@ def _backward(activation, rows, operands, dy_TD):
     return dx_TD.astype(x_TD.dtype), None, dgates_N.reshape(gates_Tk.shape), dexperts
 
 
-_rounds.defvjp(_forward, _backward)
+_rounds.defvjp(lambda activation, rows, *operands: (_rounds(activation, rows, *operands), operands), _backward)
 
 
 class _Round(NamedTuple):
