@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from composer_jax.demo.memory_chain import TOOLS, VALUES, quoted
 from composer_jax.demo.splits import draw_names, file_stems
 from composer_jax.seeds import seeded_random
+from composer_jax.tasks.family import TaskFamily
 from composer_jax.tasks.grader import Case, CaseGrader
 from composer_jax.tasks.task import Split, Task
 
@@ -64,7 +65,7 @@ class ManyLookups(FewLookups):
     FAMILY, FILES = "many_lookups", 4
 
 
-LOOKUPS = {family.FAMILY: family() for family in (FewLookups, ManyLookups)}
+LOOKUPS: dict[str, TaskFamily] = {family.FAMILY: family() for family in (FewLookups, ManyLookups)}
 """Name -> family."""
 
 

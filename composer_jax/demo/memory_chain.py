@@ -9,8 +9,6 @@ A chain that is carried through without the item passes with probability 1/8: th
 values, which are drawn independently of each other, so that no other item says anything about the one asked for.
 """
 
-import random
-
 from composer_jax.agent.summary import FACTS
 from composer_jax.demo.splits import draw_names, file_stems
 from composer_jax.errors import UserError
@@ -96,11 +94,6 @@ def generate(split: Split, seed: int, index: int, *, steps: int = STEPS, asked: 
 def quoted(value: str) -> str:
     """Returns the text that replaces the name of the item in the last file."""
     return f"'{value}'"
-
-
-def guess(rng: random.Random) -> str:
-    """Returns a value at random, which is right with probability CHANCE."""
-    return rng.choice(VALUES)
 
 
 class MemoryChain:

@@ -13,7 +13,7 @@ from typing import Self
 
 from composer_jax.agent.summary import FACTS
 from composer_jax.data.chat.messages import ToolCall
-from composer_jax.demo.memory_chain import guess, item_line, next_line, quoted
+from composer_jax.demo.memory_chain import VALUES, item_line, next_line, quoted
 from composer_jax.demo.prompts import Style
 from composer_jax.demo.slips import ExpertTurn, Script, call
 from composer_jax.errors import UserError
@@ -70,7 +70,7 @@ def chain_script(task: Task, notes: ChainNotes, rng: random.Random) -> Script:
         yield call("read", path=notes.read(task))
     number = int(know["name"].rpartition("_")[2])
     lines = {line.partition(" = ")[0]: value for line, value in notes.items.items()}
-    value = lines.get(know["name"]) or guess(rng)
+    value = lines.get(know["name"]) or rng.choice(VALUES)  # a guess is right with probability CHANCE
     edit = call("edit", item_line(number, value), path=notes.following, old=know["name"], new=quoted(value))
     # The answer is the last message: it ends the chain whatever the context holds by then.
     yield ExpertTurn(edit.thought, edit.call, more=(ToolCall("finish", {}),))

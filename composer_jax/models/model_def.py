@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 from flax import nnx
+from flax.traverse_util import unflatten_dict
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from composer_jax.models.attention_kinds import attention_kind
@@ -98,7 +99,9 @@ class ModelDef:
         _, params, bias = _abstract(self.config)
 
         def sharding(variable: nnx.Variable):
-            axes, weight = _logical_axes(variable), self._abstract_weight(variable)
+            weight, axes = self._abstract_weight(variable), tuple(variable.get_metadata()["axes"])
+            # Stacked layers have a leading axis without a name.
+            axes = (None,) * (len(variable.get_value().shape) - len(axes)) + axes
             if not isinstance(weight, QuantizedArray):
                 return storage_sharding(mesh, weight.shape, axes)
             return QuantizedArray(
@@ -143,26 +146,10 @@ def _abstract(config: ModelConfig, measures_logits: bool = False):
     return nnx.split(model, nnx.Param, RouterBias)
 
 
-def _shape(variable: nnx.Variable) -> tuple[int, ...]:
-    return variable.get_value().shape
-
-
 def _shape_and_dtype(variable: nnx.Variable) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(_shape(variable), variable.get_value().dtype)
-
-
-def _logical_axes(variable: nnx.Variable) -> tuple[str | None, ...]:
-    """Returns the logical axis of each dimension; stacked layers have a leading unnamed one."""
-    axes = tuple(variable.get_metadata()["axes"])
-    return (None,) * (len(_shape(variable)) - len(axes)) + axes
+    return jax.ShapeDtypeStruct(variable.get_value().shape, variable.get_value().dtype)
 
 
 def _map_variables(state: nnx.State, function: Callable[[nnx.Variable], Any]) -> Params:
     """Maps a function over the variables, to a nested dict."""
-    pure = {}
-    for path, variable in nnx.to_flat_state(state):
-        node = pure
-        for part in path[:-1]:
-            node = node.setdefault(part, {})
-        node[path[-1]] = function(variable)
-    return pure
+    return unflatten_dict({path: function(variable) for path, variable in nnx.to_flat_state(state)})

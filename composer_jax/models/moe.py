@@ -12,7 +12,7 @@ from composer_jax.models.parameter import gather_param, matrix, parameter
 from composer_jax.models.router import Router, Routing
 from composer_jax.models.router_replay import RouterReplay
 from composer_jax.models.router_stats import RouterStats, measure_routing
-from composer_jax.ops.activation import Activation, clamped_swiglu, swiglu
+from composer_jax.ops.activation import clamped_swiglu, swiglu
 from composer_jax.ops.chunks import map_chunks
 from composer_jax.ops.fake_quantization import fake_int4
 from composer_jax.ops.shapes import check_shapes
@@ -75,7 +75,8 @@ class MixtureOfExperts(nnx.Module):
     ) -> tuple[jax.Array, jax.Array]:
         """Returns y [B,S,D] and how many (token, choice) pairs were dropped, a float32 scalar."""
         x_TD = x_BSD.reshape(-1, x_BSD.shape[-1])
-        activation, config = self._activation, self.config
+        config, limit = self.config, self.config.swiglu_limit
+        activation = swiglu if limit is None else clamped_swiglu(limit)
         dispatch_kind = find_dispatch(config.dispatch)
 
         def dispatch(experts: Experts, x_TD: jax.Array, ids_Tk: jax.Array, gates_Tk: jax.Array):
@@ -102,8 +103,3 @@ class MixtureOfExperts(nnx.Module):
         if self.config.expert_qat == "int4":
             gate, up, down = (fake_int4(weight, axis=1) for weight in (gate, up, down))
         return Experts(gate, up, down, biases, self.config.precision)
-
-    @property
-    def _activation(self) -> Activation:
-        limit = self.config.swiglu_limit
-        return swiglu if limit is None else clamped_swiglu(limit)

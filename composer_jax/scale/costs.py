@@ -161,7 +161,8 @@ def _add_cost(
         read = sum(min(v.bytes, originals.get(v, v).bytes) for v in equation.inputs)
         operation("matmul", _matmul_flops(equation), read + writes)
     elif primitive in COLLECTIVES:
-        axes = tuple(axis for axis in _axes(equation.params) if assumed.sizes[axis] > 1)
+        names = equation.params["axes"] if "axes" in equation.params else equation.params["axis_name"]
+        axes = tuple(n for n in (names if isinstance(names, tuple) else (names,)) if assumed.sizes[n] > 1)
         # The receive buffer of ragged_all_to_all is larger than the data that arrives.
         size = equation.inputs[0].bytes if primitive == "ragged_all_to_all" else max(reads, writes)
         if axes:
@@ -169,7 +170,9 @@ def _add_cost(
     elif primitive == "scan":
         region.regions.append(_scan_region(equation, assumed, used))
     elif primitive == "while":
-        region.regions.append(_while_region(equation, assumed))
+        name, count = _loop_count(equation.scope, assumed)
+        body = equation.params["body_jaxpr"]
+        region.regions.append(_region(name, body, assumed, count, [True] * len(body.jaxpr.outvars), equation.scope))
     elif primitive == "cond":
         live = [v in used for v in equation.outputs]
         branches = [_region("branch", b, assumed, 1.0, live, equation.scope) for b in equation.params["branches"]]
@@ -266,13 +269,6 @@ def _scan_region(equation: Equation, assumed: CostAssumptions, used: set[Value])
     return _region("scan", body, assumed, float(equation.params["length"]), live, equation.scope)
 
 
-def _while_region(equation: Equation, assumed: CostAssumptions) -> Region:
-    scope, count = _loop_count(equation.scope, assumed)
-    body = equation.params["body_jaxpr"]
-    live = [True] * len(body.jaxpr.outvars)
-    return _region(scope, body, assumed, count, live, equation.scope)
-
-
 def _loop_count(path: str, assumed: CostAssumptions) -> tuple[str, float]:
     """Returns the innermost named scope that says how often a while loop runs, and that number."""
     for scope in reversed(path.split("/")):
@@ -303,8 +299,3 @@ def _declared_cost(equation: Equation) -> KernelCost:
             f"the kernel {equation.name!r} has neither a cost_estimate nor a formula (kernel_cost)"
         )
     return KernelCost("matmul", float(estimate.flops), float(estimate.bytes_accessed))
-
-
-def _axes(params: Mapping) -> tuple[str, ...]:
-    axes = params["axes"] if "axes" in params else params["axis_name"]
-    return axes if isinstance(axes, tuple) else (axes,)

@@ -171,13 +171,10 @@ class LayoutEstimator:
         if sizes["context"] > 1:
             entries = self._device_tokens(layout) * sizes["context"] * self._entry_width() * self._width
             parts.append((3 * c.n_layers, Collective("all_gather", ("context",), entries)))
-        hidden = exposed = 0.0
+        spent = {True: 0.0, False: 0.0}
         for times, collective in parts:
-            if is_weight_collective(collective.axes):
-                hidden += times * seconds(collective)
-            else:
-                exposed += times * seconds(collective)
-        return hidden, exposed
+            spent[is_weight_collective(collective.axes)] += times * seconds(collective)
+        return spent[True], spent[False]
 
     def _computation(self, layout: Layout, weights: _Weights) -> float:
         scale = self._work(layout) / self._work(self.own)

@@ -156,7 +156,8 @@ def plan_step(
     options: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Compiles the programs of one step; returns the figures of `plan_stage` about it."""
-    log(f"{name} on {topology}: {len(placed.tpus.devices)} devices, mesh {_format_axes(placed.step.mesh.shape)}")
+    axes = " ".join(f"{axis}={size}" for axis, size in placed.step.mesh.shape.items() if size > 1)
+    log(f"{name} on {topology}: {len(placed.tpus.devices)} devices, mesh {axes or 'of one device'}")
     compiled: dict[str, CompiledProgram] = {}
     programs = {}
     for program_name, program in placed.step.programs.items():
@@ -165,7 +166,8 @@ def plan_step(
             program.function, program.arguments, dict(program.keywords), options or {}
         )
         figures = programs[program_name] = memory_breakdown(program, result.memory, placed.tpus.chip.hbm_usable)
-        log(f"compiled {program_name} in {result.seconds:.1f} s: {_format_gib(figures['total'])} of a device's memory")
+        total = figures["total"] / 2**30
+        log(f"compiled {program_name} in {result.seconds:.1f} s: {total:.2f} GiB of a device's memory")
     largest_program = max(programs, key=lambda name: programs[name]["total"])
     predicted = _predicted(placed, {name: result.jaxpr for name, result in compiled.items()})
     communication = _compiled_communication(placed, compiled)
@@ -324,11 +326,3 @@ def _update_cost(program: Program, jaxpr: Any, assumed: CostAssumptions) -> Regi
     elementwise = Operation("hbm", 0.0, 2 * state + 2 * gradient, "update")
     inner = [estimate_cost(part, assumed) for part in per_device_programs(jaxpr)]
     return Region("update", operations=[elementwise], regions=inner)
-
-
-def _format_axes(sizes: Mapping[str, int]) -> str:
-    return " ".join(f"{axis}={size}" for axis, size in sizes.items() if size > 1) or "of one device"
-
-
-def _format_gib(number: float) -> str:
-    return f"{number / 2**30:.2f} GiB"

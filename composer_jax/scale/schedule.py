@@ -235,12 +235,9 @@ class HloSchedule:
                     return start, position
                 if started.name in later.operands and later.opcode.endswith("-update"):
                     # A SparseCore starts before it has its operands, which the update hands over.
-                    return self._span_of_update(instructions, position)
+                    name, after = later.name, range(position + 1, len(instructions))
+                    return position, next((n for n in after if name in instructions[n].operands), position)
         return start, start
-
-    def _span_of_update(self, instructions: Sequence[Instruction], update: int) -> tuple[int, int]:
-        name, later = instructions[update].name, range(update + 1, len(instructions))
-        return update, next((n for n in later if name in instructions[n].operands), update)
 
     def _compute_seconds(self, name: str, instruction: Instruction, network: Network, occupancy: float) -> float:
         """Returns the seconds of the matrix products or the kernel that an instruction runs."""

@@ -16,6 +16,7 @@ def format_table(plan: Mapping[str, Any]) -> str:
 
 def _step_table(title: str, step: Mapping[str, Any]) -> list[str]:
     memory, times = step["bytes_per_chip"], step["step_seconds"]
+    verdict = "fits" if step["fits"] else "does not fit"
     return [
         "",
         f"{title}: {step['params_total'] / 1e9:,.1f} billion parameters, "
@@ -27,7 +28,7 @@ def _step_table(title: str, step: Mapping[str, Any]) -> list[str]:
             for name, size in memory.items()
             if name not in ("total", "limit", "refused") and size
         ),
-        *_rows([("total", f"{memory['total'] / 2**30:10.2f}", f"of {memory['limit'] / 2**30:.2f}: {_verdict(step)}")]),
+        *_rows([("total", f"{memory['total'] / 2**30:10.2f}", f"of {memory['limit'] / 2**30:.2f}: {verdict}")]),
         *([f"  {memory['refused']}"] if "refused" in memory else []),
         "",
         "predicted seconds of a step",
@@ -60,10 +61,6 @@ def _communication_table(step: Mapping[str, Any]) -> list[str]:
         *_rows((axes, f"{sent:10.4g}", f"{exposed.get(axes, 0.0):10.4g}") for axes, sent in seconds["sent"].items()),
         "",
     ]
-
-
-def _verdict(step: Mapping[str, Any]) -> str:
-    return "fits" if step["fits"] else "does not fit"
 
 
 def _rows(rows: Iterable[tuple[str, str, str]]) -> list[str]:

@@ -85,10 +85,6 @@ def tpu_slice(name: str) -> Slice:
     try:
         devices = topologies.get_topology_desc(platform="tpu", topology_name=name).devices
     except jax.errors.JaxRuntimeError as error:
-        raise UserError(f"--topology={name} does not exist: {_reason(error)}") from error
+        reason = str(error).splitlines()[0].partition(": ")[2] or str(error)  # libtpu's error without its code
+        raise UserError(f"--topology={name} does not exist: {reason}") from error
     return Slice(name, chip, torus, tuple(devices))
-
-
-def _reason(error: Exception) -> str:
-    """Returns the first line of libtpu's error without its code."""
-    return str(error).splitlines()[0].partition(": ")[2] or str(error)

@@ -90,7 +90,8 @@ class BucketFolder:
             for _ in range(_ATTEMPTS):
                 blob = self._bucket.get_blob(self._prefix + name, **self._options)
                 if blob is None:
-                    self._require_bucket()
+                    # Raises NotFound if there is no bucket: a missing object and a missing bucket have the same status.
+                    next(iter(self._bucket.list_blobs(max_results=1, **self._options)), None)
                     return None
                 with contextlib.suppress(ChangedObject):
                     return self.read_generation(name, _generation(blob)), _generation(blob)
@@ -133,10 +134,6 @@ class BucketFolder:
 
         with self._naming_errors(), contextlib.suppress(NotFound, PreconditionFailed):
             self._bucket.blob(self._prefix + name).delete(if_generation_match=generation, **self._options)
-
-    def _require_bucket(self) -> None:
-        """Raises NotFound if there is no bucket; a missing object and a missing bucket have the same status."""
-        next(iter(self._bucket.list_blobs(max_results=1, **self._options)), None)
 
     @contextlib.contextmanager
     def _naming_errors(self) -> Iterator[None]:

@@ -174,8 +174,8 @@ def llama3_scaling(divisors: np.ndarray, theta: float, width: int) -> dict[str, 
     original = round(slope * (high - 1))
     if original < 1 or high <= 1:
         return None
-    expected = _divisors(wavelengths, factor, high, original)
-    if not np.allclose(divisors, expected, rtol=_TOLERANCE):
+    s = np.clip((original / wavelengths - 1) / (high - 1), 0, 1)
+    if not np.allclose(divisors, 1 / ((1 - s) / factor + s), rtol=_TOLERANCE):
         return None
     return {
         "rope_type": "llama3",
@@ -184,9 +184,3 @@ def llama3_scaling(divisors: np.ndarray, theta: float, width: int) -> dict[str, 
         "high_freq_factor": high,
         "original_max_position_embeddings": original,
     }
-
-
-def _divisors(wavelengths: np.ndarray, factor: float, high: float, original: int) -> np.ndarray:
-    """Returns the divisors of a scaling with low_freq_factor 1."""
-    s = np.clip((original / wavelengths - 1) / (high - 1), 0, 1)
-    return 1 / ((1 - s) / factor + s)

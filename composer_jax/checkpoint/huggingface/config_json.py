@@ -12,7 +12,6 @@ from composer_jax.checkpoint.huggingface.families import (
     QWEN3_MOE,
     Family,
     find_family,
-    find_family_by_type,
 )
 from composer_jax.errors import UserError
 from composer_jax.models.config import ModelConfig
@@ -43,7 +42,7 @@ def model_config(hf_config: Mapping[str, Any]) -> ModelConfig:
     """
     hf_config = text_config(hf_config)
     model_type = hf_config.get("model_type")
-    family = find_family_by_type(model_type)
+    family = next((f for f in FAMILIES if model_type == f.model_type or model_type in f.also), None)
     if family is None:
         known = ", ".join([name for f in FAMILIES for name in (f.model_type, *f.also)] + list(TEXT_TOWERS))
         raise UserError(f"model_type={model_type!r} in config.json is not supported; supported are {known}.")

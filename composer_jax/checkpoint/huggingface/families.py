@@ -214,11 +214,6 @@ QWEN3 = Family(
 FAMILIES = (DEEPSEEK_V3, GLM4_MOE, QWEN3_MOE, GPT_OSS, LLAMA, QWEN2, QWEN3)
 
 
-def find_family_by_type(model_type: str | None) -> Family | None:
-    """Returns the family of a model_type of config.json, or None."""
-    return next((f for f in FAMILIES if model_type == f.model_type or model_type in f.also), None)
-
-
 def find_family(config: ModelConfig) -> Family:
     """Returns the family that can store this network. Raises a UserError that names a field that none can store."""
     by_attention = {"mla": DEEPSEEK_V3, "gqa": _grouped_family(config)}

@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -92,7 +92,12 @@ def load_tensors(source: TensorSource, definition: ModelDef, mesh: Mesh | None, 
       UserError: tensors that do not fit the definition; a mesh that does not divide the weights.
     """
     config = definition.config
-    shardings = _shardings(definition, mesh)
+    shardings: Mapping[str, Sharding]
+    if mesh is None:
+        shardings = dict.fromkeys(leaf_shapes(config), SingleDeviceSharding(jax.local_devices()[0]))
+    else:
+        params, bias = definition.shardings(mesh)
+        shardings = flatten_tree(params) | flatten_tree(bias)
     table = match_layouts(source, config)
     tensors_of = group_by_leaf(table)
     shapes = leaf_shapes(config)
@@ -108,14 +113,6 @@ def load_tensors(source: TensorSource, definition: ModelDef, mesh: Mesh | None, 
         for leaf in absent_leaves(config, table):
             arrays[leaf] = _zeros(shapes[leaf], shardings[leaf])
     return Loaded(definition, *unflatten_leaves(arrays))
-
-
-def _shardings(definition: ModelDef, mesh: Mesh | None) -> dict[str, Sharding]:
-    """Returns the sharding of every leaf by its dotted path."""
-    if mesh is None:
-        return dict.fromkeys(leaf_shapes(definition.config), SingleDeviceSharding(jax.local_devices()[0]))
-    params, bias = definition.shardings(mesh)
-    return flatten_tree(params) | flatten_tree(bias)
 
 
 def _zeros(shape: jax.ShapeDtypeStruct, sharding: Sharding) -> jax.Array:

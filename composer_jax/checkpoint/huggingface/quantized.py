@@ -75,37 +75,29 @@ class CheckpointFiles:
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.sizes: dict[str, int] = {}
         """Bytes in the files, by name."""
-        self._packed: set[str] = set()
-        self._microscaled: set[str] = set()
         for name, tensor in stored.items():
+            if name.endswith((".weight_scale", ".weight_shape", ".weight_scale_inv", "_scales")):
+                continue
+            plain, shape = name, tensor.shape
             if name.endswith(".weight_packed"):
                 plain = name.removesuffix("_packed")
                 self._require_int4(plain, stored)
-                self._packed.add(plain)
-                self.shapes[plain] = (tensor.shape[0], tensor.shape[1] * _PER_WORD)
-                self.sizes[plain] = tensor.size
+                shape = (shape[0], shape[1] * _PER_WORD)
             elif name.endswith("_blocks"):
                 plain = name.removesuffix("_blocks")
                 self._require_mxfp4(plain, stored)
-                self._microscaled.add(plain)
-                experts, out, groups, _ = tensor.shape
-                self.shapes[plain] = (experts, 32 * groups, out)
-                self.sizes[plain] = tensor.size
-            elif not name.endswith((".weight_scale", ".weight_shape", ".weight_scale_inv", "_scales")):
-                if tensor.dtype == "F8_E4M3":
-                    self._require_fp8(name, stored)
-                elif tensor.dtype not in ("F64", "F32", "F16", "BF16"):
-                    raise UserError(
-                        f"{name} is {tensor.dtype}; floats, fp8 in blocks, packed int4 and mxfp4 can be read."
-                    )
-                self.shapes[name] = tensor.shape
-                self.sizes[name] = tensor.size
+                shape = (shape[0], 32 * shape[2], shape[1])
+            elif tensor.dtype == "F8_E4M3":
+                self._require_fp8(name, stored)
+            elif tensor.dtype not in ("F64", "F32", "F16", "BF16"):
+                raise UserError(f"{name} is {tensor.dtype}; floats, fp8 in blocks, packed int4 and mxfp4 can be read.")
+            self.shapes[plain], self.sizes[plain] = shape, tensor.size
 
     def read(self, name: str) -> np.ndarray:
         full = self._prefix + name
-        if name in self._packed:
+        if f"{full}_packed" in self._files.tensors:
             return dequantize_int4(self._files.read(f"{full}_packed"), self._files.read(f"{full}_scale"))
-        if name in self._microscaled:
+        if f"{full}_blocks" in self._files.tensors:
             return dequantize_mxfp4(self._files.read(f"{full}_blocks"), self._files.read(f"{full}_scales"))
         array = self._files.read(full)
         if array.dtype == DTYPES["F8_E4M3"] and self._block is not None:  # checked by the constructor

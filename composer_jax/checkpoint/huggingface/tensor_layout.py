@@ -100,7 +100,7 @@ def tensor_layouts(config: ModelConfig, *, fused_experts: bool = False) -> dict[
     def add_block(layer: int, stack: str, row: int, *, dense: bool) -> None:
         feed_forward = _feed_forward("mlp", "feed_forward", "f") if dense else _experts(config, fused_experts)
         attention = _ATTENTION[attention_name(config)](config)
-        for name, spec, leaves, expert in [*_norms(), *attention, *feed_forward]:
+        for name, spec, leaves, expert in [*_NORMS, *attention, *feed_forward]:
             add(f"model.layers.{layer}.{name}", spec, *(f"{stack}.{leaf}" for leaf in leaves), index=(row, *expert))
 
     add("model.embed_tokens.weight", "w d -> w d", "embedding.table")
@@ -177,9 +177,10 @@ _Row = tuple[str, str, tuple[str, ...], tuple[int, ...]]
 """One tensor of a layer: its name, its layout, our leaves, and () or (expert,)."""
 
 
-def _norms() -> Iterator[_Row]:
-    yield "input_layernorm.weight", "d -> d", ("attention_norm.scale",), ()
-    yield "post_attention_layernorm.weight", "d -> d", ("feed_forward_norm.scale",), ()
+_NORMS: list[_Row] = [
+    ("input_layernorm.weight", "d -> d", ("attention_norm.scale",), ()),
+    ("post_attention_layernorm.weight", "d -> d", ("feed_forward_norm.scale",), ()),
+]
 
 
 def _latent_attention(config: ModelConfig) -> Iterator[_Row]:

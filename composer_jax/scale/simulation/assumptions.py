@@ -6,18 +6,34 @@ from typing import Literal, get_args
 from composer_jax.errors import UserError
 
 Tail = Literal["lognormal", "pareto"]
-_AT_LEAST_0 = ("tool_s", "tool_spread", "command_s", "grade_s", "sandbox_start_s", "install_pause_s", "prompt_tokens")
-_ABOVE_0 = (
-    "turns_median",
-    "turn_tokens",
-    "observation_tokens",
-    "sandbox_starts_per_s",
-    "network_bytes_per_s",
-    "publish_bytes_per_s",
-    "receive_bytes_per_s",
-    "chips_per_host",
+_BOUNDS = (
+    (
+        (
+            "turns_median",
+            "turn_tokens",
+            "observation_tokens",
+            "sandbox_starts_per_s",
+            "network_bytes_per_s",
+            "publish_bytes_per_s",
+            "receive_bytes_per_s",
+            "chips_per_host",
+        ),
+        lambda value: value > 0,
+        "a number above 0",
+    ),
+    (
+        ("tool_s", "tool_spread", "command_s", "grade_s", "sandbox_start_s", "install_pause_s", "prompt_tokens"),
+        lambda value: value >= 0,
+        "0 or more",
+    ),
+    (
+        ("lost_fraction", "hung_fraction", "equal_groups", "patch_fraction"),
+        lambda value: 0 <= value < 1,
+        "at least 0 and less than 1",
+    ),
+    (("packing", "context_fill"), lambda value: 0 < value <= 1, "more than 0 and at most 1"),
 )
-_FRACTIONS = ("lost_fraction", "hung_fraction", "equal_groups", "patch_fraction")
+"""(fields, whether a value is in range, what the range is)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,18 +99,10 @@ class Assumptions:
     podcast); 3 to 4 for SWE-1.7."""
 
     def __post_init__(self) -> None:
-        for name in _ABOVE_0:
-            if not getattr(self, name) > 0:
-                raise UserError(f"--{name}={getattr(self, name)} is out of range; use a number above 0.")
-        for name in _AT_LEAST_0:
-            if not getattr(self, name) >= 0:
-                raise UserError(f"--{name}={getattr(self, name)} is out of range; use 0 or more.")
-        for name in _FRACTIONS:
-            if not 0 <= getattr(self, name) < 1:
-                raise UserError(f"--{name}={getattr(self, name)} is out of range; use at least 0 and less than 1.")
-        for name in ("packing", "context_fill"):
-            if not 0 < getattr(self, name) <= 1:
-                raise UserError(f"--{name}={getattr(self, name)} is out of range; use more than 0 and at most 1.")
+        for names, is_in_range, advice in _BOUNDS:
+            for name in names:
+                if not is_in_range(getattr(self, name)):
+                    raise UserError(f"--{name}={getattr(self, name)} is out of range; use {advice}.")
         if self.turns_p99 < self.turns_median:
             raise UserError(
                 f"--turns_p99={self.turns_p99} is below --turns_median={self.turns_median}; use the median or more."
