@@ -25,7 +25,7 @@ def path(tmp_path_factory):
 def test_addresses_of_files(path, tmp_path):
     assert str(parse(f"gguf:{path}")) == f"gguf:{path}"
     assert open_checkpoint(str(path)).address == parse(f"gguf:{path}")  # known by its suffix
-    assert not parse(f"gguf:{path}").huggingface
+    assert parse(f"gguf:{path}").format == "gguf"
     with pytest.raises(UserError, match="cannot read .*no.gguf: No such file"):
         open_checkpoint(f"gguf:{tmp_path / 'no.gguf'}")
 
