@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from composer_jax.agent.episode_spec import EpisodeSpec
 from composer_jax.agent.summary import Compaction
 from composer_jax.data.chat.compact import CompactFormat
-from composer_jax.data.chat import compact
 from composer_jax.data.chat.messages import ToolCall
 from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.data.tokenizer import Tokenizer

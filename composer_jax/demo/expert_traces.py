@@ -6,10 +6,6 @@ from typing import Any
 import numpy as np
 
 from composer_jax.agent.episode import Episode
-from composer_jax.agent.episode_context import EpisodeLimits
-from composer_jax.agent.summary import Compaction
-from composer_jax.atomic_write import write_atomically
-from composer_jax.data.token_source import Trace
 from composer_jax.agent.episode_context import EpisodeLimits, EpisodeSettings
 from composer_jax.data.chat.compact import CompactFormat
 from composer_jax.demo import bugfix, memory_chain, notes

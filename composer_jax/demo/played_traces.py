@@ -12,7 +12,7 @@ from composer_jax.agent.episode_context import EpisodeContext, EpisodeSettings
 from composer_jax.agent.episode_spec import EpisodeSpec
 from composer_jax.atomic_write import open_atomically
 from composer_jax.data.chat.chat_format import ChatFormat
-from composer_jax.data.traces import Trace
+from composer_jax.data.token_source import Trace
 from composer_jax.event_loop import EventLoop
 from composer_jax.observe.progress import Progress
 from composer_jax.sampler.policy import Session

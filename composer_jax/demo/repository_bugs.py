@@ -18,7 +18,6 @@ from composer_jax.agent.episode_spec import EpisodeSpec
 from composer_jax.data.chat.chat_format import ChatFormat
 from composer_jax.data.chat.messages import ToolCall
 from composer_jax.data.chat.sampling_params import SamplingParams
-from composer_jax.data.token_source import Trace
 from composer_jax.demo import bugfix
 from composer_jax.demo.played_traces import PlayedTraces
 from composer_jax.errors import UserError

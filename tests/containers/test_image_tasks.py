@@ -11,7 +11,6 @@ from composer_jax.tasks import LogGrader, Task
 from composer_jax.tasks.formats import ReadOptions, read_tasks
 from composer_jax.tasks.grading import grade
 from composer_jax.tasks.images import container_pool
-from composer_jax.tasks.images.containers import container_pool
 from tests.demo.generate import generate
 
 EVAL = """

@@ -17,9 +17,9 @@ from composer_jax.demo.prompts import REQUESTS
 from composer_jax.demo.splits import constants
 from composer_jax.errors import UserError
 from composer_jax.tasks import Task
-from tests.to_text import to_text
 from tests.demo.expert_episodes import make_traces
 from tests.demo.generate import generate
+from tests.to_text import to_text
 
 LIMITS = EpisodeLimits(max_turns=60, max_turn_tokens=100, max_episode_tokens=10_000)
 TRIGGER = 64

@@ -8,8 +8,6 @@ import pytest
 from composer_jax.agent.episode_context import EpisodeLimits
 from composer_jax.agent.summary import Compaction
 from composer_jax.data.chat.compact import CompactFormat
-from composer_jax.demo.expert import make_traces
-from composer_jax.data.chat import compact
 from composer_jax.demo.lookups import ANSWER_FILE, LOOKUPS, UNKNOWN, FewLookups, ManyLookups, lookup_texts
 from composer_jax.demo.memory_chain import quoted
 from composer_jax.demo.splits import file_stems

@@ -9,8 +9,6 @@ import pytest
 from composer_jax.agent.episode_context import EpisodeLimits
 from composer_jax.agent.summary import Compaction
 from composer_jax.data.chat.compact import CompactFormat
-from composer_jax.demo import notes, notes_expert
-from composer_jax.data.chat import compact
 from composer_jax.demo import bugfix_expert, notes
 from composer_jax.demo.exercises import note_exercise
 from composer_jax.demo.functions import FOUR_WAY_KINDS, KINDS

@@ -8,8 +8,8 @@ import pytest
 from composer_jax.tasks.harbor import write_task
 from composer_jax.tasks.task import Task
 from launch import hosts, tasks
-from tests.launch.in_process import run_here
 from tests.demo.generate import generate
+from tests.launch.in_process import run_here
 
 
 @pytest.fixture

@@ -16,13 +16,8 @@ from composer_jax.rl.config import AlgorithmConfig, RLConfig
 from composer_jax.rl.policy_update import PolicyUpdate, weighted_rows
 from composer_jax.rl.reference import Reference, ReferenceKLConfig, sum_later_tokens, with_reference
 from composer_jax.train.losses import LossTermNormalisers
-from composer_jax.train.token_logprobs import TokenScorer
-from tests.models.small import LLAMA, random_weights, small
-from composer_jax.train.learner import Learner
-from composer_jax.train.losses import LossTermNormalisers, PolicyLoss, PolicyLossConfig
-from composer_jax.train.optimizer import OptimizerConfig, make_optimizer
 from composer_jax.train.scoring import TokenScorer
-from tests.models.small import random_weights, small
+from tests.models.small import LLAMA, random_weights, small
 from tests.rl.made_up import conversation, episode
 from tests.rl.small_learner import small_learner
 

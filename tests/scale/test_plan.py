@@ -85,7 +85,11 @@ def test_an_axis_of_minus_one_takes_the_remaining_devices():
     eight = Slice("v5e:2x4", None, (2, 4), tuple(jax.devices()))
     sizes = {"replica": 1, "data": -1, "expert": 2, "context": 1, "tensor": 1}
     assert eight.mesh(sizes).shape["data"] == 4
-    for changes, words in (({"expert": 3}, "leaves none"), ({"expert": -1}, "only one axis"), ({"data": 3}, "6 devices")):
+    for changes, words in (
+        ({"expert": 3}, "leaves none"),
+        ({"expert": -1}, "only one axis"),
+        ({"data": 3}, "6 devices"),
+    ):
         with pytest.raises(UserError, match=words):
             eight.mesh(sizes | changes)
 
