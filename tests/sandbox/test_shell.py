@@ -108,7 +108,7 @@ def test_a_shell_that_ends_says_so_and_the_next_command_has_a_new_one(pool, comm
 @pytest.mark.parametrize("ending", ["sleep 9; exit 3", "(sleep 9) & wait; exit 3", "set -e; sleep 9"])
 def test_a_shell_that_ends_because_its_command_was_stopped(pool, ending):
     for _ in range(3):  # which of the two comes first is a race
-        results, jobs = say(pool, f"X=1; echo before; {ending}", "echo ${X-new}", timeout_s=0.2)
+        results, jobs = say(pool, f"X=1; echo before; {ending}", "echo ${X-new}", timeout_s=0.3)
         assert (results[0].outcome, results[0].stdout) == ("timeout", "before\n")
         assert (results[1].outcome, jobs) == ("ok", 0)
 
