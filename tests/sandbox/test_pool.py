@@ -253,7 +253,7 @@ def test_nothing_outlives_its_owner(end, trace, tmp_path):
         pool = await asyncio.to_thread(LocalSandboxPool, size=2)  # the thread that starts it does not last either
         sandbox = await pool.acquire({{}}, pool.tree(Path("launch")))
         task = asyncio.create_task(sandbox.run(["sleep", "{trace.text}"]))
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.5)
         print("started", flush=True)
         {end}
     asyncio.run(main())
