@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from composer_jax.errors import UserError
 from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.mesh import make_mesh
 from tests.checkpoint.hf_folder import CONFIG, save_weights
+from tests.models.small import random_weights
 
 
 def edit_config(folder: Path, **changes) -> None:
@@ -49,17 +51,22 @@ WRONG = {
 }
 
 
+@pytest.fixture(scope="module")
+def right(tmp_path_factory):
+    return save_weights(tmp_path_factory.mktemp("right") / "hf")
+
+
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_is_one_sentence_before_anything_is_read(tmp_path, name, monkeypatch):
+def test_what_is_wrong_is_one_sentence_before_anything_is_read(right, tmp_path, name, monkeypatch):
     spoil, message = WRONG[name]
-    spoil(save_weights(tmp_path / "hf"))
+    spoil(shutil.copytree(right, tmp_path / "hf"))
     monkeypatch.setattr("composer_jax.checkpoint.huggingface.quantized.CheckpointFiles.read", None)
     with pytest.raises(UserError, match=message):
         load_hf(tmp_path / "hf")
 
 
 def test_a_mesh_that_does_not_divide(tmp_path):
-    definition = ModelDef(dataclasses.replace(CONFIG, n_experts=6))
-    save_hf(tmp_path / "hf", definition, *definition.init(0))
+    config = dataclasses.replace(CONFIG, n_experts=6)
+    save_hf(tmp_path / "hf", ModelDef(config), *random_weights(config))
     with pytest.raises(UserError, match="6 experts do not divide over mesh axis expert=4"):
         load_hf(tmp_path / "hf", make_mesh(data=2, expert=4))

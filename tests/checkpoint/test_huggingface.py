@@ -19,10 +19,10 @@ from tests.checkpoint.hf_folder import CONFIG, DEFINITION, WEIGHTS, assert_same,
 from tests.models.small import LLAMA, random_weights, small
 
 
-@pytest.mark.parametrize("sizes", [(1, 1), (8, 1), (1, 8), (2, 4), (4, 2)])
+@pytest.mark.parametrize("sizes", [(8, 1), (2, 4)])
 def test_there_and_back_on_every_mesh_is_exact(tmp_path, sizes):
     data, expert = sizes
-    mesh = make_mesh(jax.devices()[: data * expert], data=data, expert=expert)
+    mesh = make_mesh(data=data, expert=expert)
     definition, params, bias = load_hf(save_weights(tmp_path / "hf"), mesh)
     assert definition.config.param_dtype == "bfloat16"
     assert_same((params, bias), WEIGHTS)
@@ -35,7 +35,7 @@ def test_there_and_back_on_every_mesh_is_exact(tmp_path, sizes):
         assert file.read_bytes() == (tmp_path / "again" / file.name).read_bytes()
 
 
-@pytest.mark.parametrize("sizes", [{}, {"data": 2, "context": 2, "tensor": 2}, {"expert": 8}], ids=str)
+@pytest.mark.parametrize("sizes", [{}, {"data": 2, "context": 2, "tensor": 2}], ids=str)
 def test_a_network_without_experts_there_and_back(tmp_path, sizes):
     config = small(**LLAMA, qk_norm=True, tie_embeddings=True, llama3_rope=Llama3Rope(8.0))
     definition, weights = ModelDef(config), random_weights(config)
@@ -47,18 +47,15 @@ def test_a_network_without_experts_there_and_back(tmp_path, sizes):
     assert_same(loaded[1:], weights)
 
 
-def test_many_files_and_a_url():
+def test_many_files_and_a_url_onto_one_device():
     url = "memory://bucket/model"
     save_weights(url, file_bytes=20_000)
     files = [name for name in Folder(url).files() if name.endswith(".safetensors")]
     assert len(files) > 5 and files[0] == f"model-00001-of-{len(files):05d}.safetensors"
-    assert_same(load_hf(url)[1:], WEIGHTS)
+    loaded = load_hf(url)[1:]
+    assert_same(loaded, WEIGHTS)
+    assert all(leaf.devices() == {jax.devices()[0]} for leaf in jax.tree.leaves(loaded))
     fsspec.filesystem("memory").rm("/bucket", recursive=True)
-
-
-def test_a_single_device_takes_everything(tmp_path):
-    _, params, _ = load_hf(save_weights(tmp_path / "hf"))
-    assert {leaf.devices() == {jax.devices()[0]} for leaf in jax.tree.leaves(params)} == {True}
 
 
 def test_dtypes_are_cast_and_the_bias_stays_float32(tmp_path):
@@ -95,14 +92,15 @@ def test_tokenizer_files_come_along(tmp_path):
 def test_the_config_names_the_dtype_that_was_written(tmp_path):
     definition = ModelDef(dataclasses.replace(CONFIG, param_dtype="float32"))
     save_hf(tmp_path / "hf", definition, *WEIGHTS)  # bfloat16, whatever the definition says
-    assert_same(load_hf(tmp_path / "hf")[1:], WEIGHTS)
+    assert json.loads((tmp_path / "hf" / "config.json").read_text())["torch_dtype"] == "bfloat16"
 
 
 def test_a_link_to_an_empty_folder_is_filled(tmp_path):
     (tmp_path / "disk").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "disk")
-    assert_same(load_hf(save_weights(tmp_path / "link"))[1:], WEIGHTS)
-    assert (tmp_path / "link").is_symlink() and (tmp_path / "disk" / "config.json").exists()
+    save_weights(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert {"config.json", "model.safetensors"} <= {file.name for file in (tmp_path / "disk").iterdir()}
 
 
 def test_files_are_cut_at_the_limit():
@@ -114,6 +112,3 @@ def test_a_folder_with_something_in_it_is_not_written_to(tmp_path):
     with pytest.raises(UserError, match="exists and is not empty"):
         save_weights(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    assert_same(load_hf(save_weights(empty))[1:], WEIGHTS)

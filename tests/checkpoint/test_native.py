@@ -15,17 +15,17 @@ from tests.models.small import LLAMA, random_weights, small
 CONFIG = small()
 
 
-@pytest.mark.parametrize("init", ["induction", "their.initialisers:orthogonal"])
-def test_weights_are_readable_where_their_initialiser_is_unknown(tmp_path, init):
+def test_weights_are_readable_where_their_initialiser_is_unknown(tmp_path):
     """Version 0.1.0 wrote init="induction"; a user's initialiser may be missing where the weights are read."""
-    definition = ModelDef(CONFIG)
-    params, router_bias = definition.init(0, None)
-    fields = model_notes(definition)["model"] | {"init": init}
-    with CheckpointStore(tmp_path, notes={"model": fields}) as store:
-        store.save(1, arrays={"params": params, "router_bias": router_bias})
-    with CheckpointStore(tmp_path) as store:
-        assert read_model_config(store) == CONFIG
-        restored = restore_weights(store, ModelDef(read_model_config(store)), None)
+    params, router_bias = random_weights(CONFIG)
+    for init in ("induction", "their.initialisers:orthogonal"):
+        notes = {"model": model_notes(ModelDef(CONFIG))["model"] | {"init": init}}
+        with CheckpointStore(tmp_path / init, notes=notes) as store:
+            store.save(1, arrays={"params": params, "router_bias": router_bias})
+        with CheckpointStore(tmp_path / init) as store:
+            assert read_model_config(store) == CONFIG
+    with CheckpointStore(tmp_path / init) as store:
+        restored = restore_weights(store, ModelDef(CONFIG), None)
     jax.tree.map(np.testing.assert_array_equal, restored, (params, router_bias))
 
 

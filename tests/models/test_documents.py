@@ -39,7 +39,7 @@ def test_packed_logits_equal_those_of_separate_rows(weights):
 
 def test_padding_and_its_length_change_nothing(weights):
     short = forward(CONFIG)(*weights, rows([[SECOND]], 11))
-    noisy = rows([[SECOND]], 32)
+    noisy = rows([[SECOND], [], []], 32)
     noisy["tokens"][0, 11:] = 63
     long = forward(CONFIG)(*weights, noisy)
     assert relative_error(long["logits"][0, :11], short["logits"][0]) < 1e-5

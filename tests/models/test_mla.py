@@ -29,8 +29,7 @@ def one_document(rows: int, length: int) -> AttentionMask:
     return AttentionMask(jnp.arange(length), segments, segments)
 
 
-@pytest.mark.parametrize("q_lora_rank", [None, 12])
-@pytest.mark.parametrize("attention_scale", [1.0, 1.5])
+@pytest.mark.parametrize(("q_lora_rank", "attention_scale"), [(None, 1.0), (12, 1.5)])
 def test_decode_form_training_form_and_numpy_agree(q_lora_rank, attention_scale):
     config = small(q_lora_rank=q_lora_rank, attention_scale=attention_scale)
     attention = MultiHeadLatentAttention(config, rngs=nnx.Rngs(params=0))
@@ -107,10 +106,9 @@ def test_a_query_without_visible_keys_gets_a_finite_output():
     np.testing.assert_allclose(actual, np.broadcast_to(v.mean(1, keepdims=True), v.shape), rtol=1e-5)
 
 
-@pytest.mark.parametrize("q_lora_rank", [None, 12])
-def test_heads_at_once_changes_no_value_and_no_gradient(q_lora_rank):
+def test_heads_at_once_changes_no_value_and_no_gradient():
     """Values and every gradient, of the input and of all weights."""
-    config = small(n_heads=4, q_lora_rank=q_lora_rank)
+    config = small(n_heads=4, q_lora_rank=12)
     x = jnp.asarray(RNG.standard_normal((2, 7, config.d_model)), jnp.float32)
     weight = jnp.asarray(RNG.standard_normal(x.shape), jnp.float32)
     positions = jnp.broadcast_to(jnp.arange(7), (2, 7))
@@ -127,8 +125,7 @@ def test_heads_at_once_changes_no_value_and_no_gradient(q_lora_rank):
         return y, nnx.to_pure_dict(gradients[0]), gradients[1]
 
     expected = run(config)
-    for size in (1, 2):
-        errors = jax.tree.map(relative_error, run(dataclasses.replace(config, heads_at_once=size)), expected)
-        assert max(jax.tree.leaves(errors)) < 1e-5
+    errors = jax.tree.map(relative_error, run(dataclasses.replace(config, heads_at_once=2)), expected)
+    assert max(jax.tree.leaves(errors)) < 1e-5
     with pytest.raises(UserError, match="heads_at_once=3 does not divide the 4 heads"):
         run(dataclasses.replace(config, heads_at_once=3))

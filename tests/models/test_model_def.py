@@ -56,9 +56,8 @@ def test_no_two_weights_have_equal_values(initial):
 
 
 def test_another_seed_gives_other_weights(initial):
-    other = DEFINITION.init(4)[0]
-    assert not np.array_equal(other["head"], initial[0]["head"])
-    assert not np.array_equal(other["moe_layers"]["attention"]["q"], initial[0]["moe_layers"]["attention"]["q"])
+    other = DEFINITION.init_mtp(4)[0]
+    assert not np.array_equal(other["projection"], initial[0]["mtp"]["projection"])
 
 
 def test_init_std_overrides_the_spread():

@@ -13,6 +13,11 @@ from tests.models.small import relative_error, small
 BIAS = 0.3 * np.random.default_rng(1).standard_normal(8)
 
 
+@nnx.jit
+def apply(layer, x_BSD, mask_BS):
+    return layer(x_BSD, mask_BS)
+
+
 def layer_and_weights(config):
     layer = MixtureOfExperts(config, rngs=nnx.Rngs(params=0))
     layer.router.bias.set_value(jnp.asarray(BIAS, jnp.float32))
@@ -24,7 +29,7 @@ def test_output_is_that_of_a_loop_over_tokens(changes):
     config = small(**changes)
     layer, weights = layer_and_weights(config)
     x = np.random.default_rng(0).standard_normal((2, 9, config.d_model))
-    actual, _ = layer(jnp.asarray(x, jnp.float32), jnp.ones((2, 9), bool))
+    actual, _ = apply(layer, jnp.asarray(x, jnp.float32), jnp.ones((2, 9), bool))
     expected = reference.moe(weights, BIAS, x.reshape(18, -1), config).reshape(x.shape)
     assert relative_error(actual, expected) < 1e-5
 
@@ -34,7 +39,7 @@ def test_counts_leave_padding_out_and_add_up():
     layer, weights = layer_and_weights(config)
     x = np.random.default_rng(0).standard_normal((2, 9, config.d_model))
     real = np.arange(9) < np.array([[6], [9]])
-    _, load = layer(jnp.asarray(x, jnp.float32), jnp.asarray(real))
+    _, load = apply(layer, jnp.asarray(x, jnp.float32), jnp.asarray(real))
     expected = np.zeros(8)
     for token in x[real]:
         scores = 1 / (1 + np.exp(-(token @ weights["router"]["weight"])))
@@ -52,7 +57,7 @@ def test_gradients_reach_the_chosen_experts_only():
     def loss(params):
         return (nnx.merge(graph, params, rest)(jnp.asarray(x, jnp.float32), jnp.ones((1, 1), bool))[0] ** 2).sum()
 
-    gradient = nnx.to_pure_dict(jax.grad(loss)(params))
+    gradient = nnx.to_pure_dict(jax.jit(jax.grad(loss))(params))
     scores = 1 / (1 + np.exp(-(x[0, 0] @ weights["router"]["weight"])))
     chosen = reference.chosen_experts(scores, BIAS, config)
     for name in ("gate", "up", "down"):
@@ -65,7 +70,7 @@ def test_the_sequence_balance_and_the_entropy_are_those_of_their_equations():
     layer, weights = layer_and_weights(config)
     x = np.random.default_rng(0).standard_normal((2, 9, config.d_model))
     real = np.arange(9) < np.array([[6], [9]])
-    _, load = layer(jnp.asarray(x, jnp.float32), jnp.asarray(real))
+    _, load = apply(layer, jnp.asarray(x, jnp.float32), jnp.asarray(real))
     expected = entropy = 0.0
     for row, mask in zip(x, real, strict=True):
         chosen, shares = np.zeros(8), np.zeros(8)

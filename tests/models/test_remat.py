@@ -34,7 +34,6 @@ def expected():
 @pytest.mark.parametrize(
     "changes",
     [
-        {"remat": True},
         {"remat": True, "remat_saves": CHECKPOINT_NAMES},
         {"expert_chunk": 7, "early_expert_gather": True},
         {"expert_chunk": 8, "remat": True, "head_chunk": 16, "heads_at_once": 1},

@@ -25,7 +25,6 @@ YARN = {
 }
 CHOSEN = {
     "plain": {},
-    "grouped": {"n_group": 4, "topk_group": 2},
     "q_lora": {"q_lora_rank": 18, "routed_scaling_factor": 2.827},
     "deepseek": {"q_lora_rank": 18, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 2},
     "tied": {"tie_word_embeddings": True, "n_shared_experts": 2},
@@ -38,7 +37,7 @@ CHOSEN = {
     "all_moe": {"first_k_dense_replace": 0, "n_shared_experts": 0, "num_experts_per_tok": 1},
 }
 
-RANDOM = 5
+RANDOM = 2
 NAMES = [*CHOSEN, *(f"random{seed}" for seed in range(RANDOM))]
 
 

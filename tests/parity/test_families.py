@@ -71,7 +71,6 @@ CASES = {
     "qwen3_biases_yarn_tied": QWEN3
     | {"attention_bias": True, "rope_parameters": YARN, "tie_word_embeddings": True, "head_dim": 16},
     "qwen3_moe": QWEN,
-    "qwen3_moe_every_other_layer": QWEN | {"decoder_sparse_step": 2, "num_hidden_layers": 5},
     "qwen3_moe_some_layers": QWEN | {"mlp_only_layers": [0, 2, 3], "num_hidden_layers": 5},
     "qwen3_moe_raw_gates_biases": QWEN | {"norm_topk_prob": False, "attention_bias": True},
     "qwen3_moe_yarn_tied": QWEN | {"rope_parameters": YARN, "tie_word_embeddings": True, "num_key_value_heads": 6},
@@ -100,10 +99,11 @@ def case(request, theirs):
     return model, tokens, theirs.compute(model, tokens), dataclasses.replace(config, compute_dtype="float32")
 
 
-@pytest.mark.parametrize("dispatch", ["dense", "ring"])
-def test_logits_and_logprobs(case, theirs, dispatch):
+def test_logits_and_logprobs(case, theirs):
+    """With the dispatch that the test of the gradient does not take."""
     model, tokens, reference, config = case
-    config = dataclasses.replace(config, dispatch=dispatch)
+    assert config.dispatch == "ring"
+    config = dataclasses.replace(config, dispatch="dense")
     params, bias = from_tensors(theirs.in_memory(model), config)
     logits, logprobs = forward(config, params, bias, tokens)
     assert 0.3 < reference.logits.std() < 10
