@@ -28,6 +28,7 @@ def compiled_update(offload):
     return update.lower(*arguments, **keywords).compile().memory_analysis(), size
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("libtpu")
 def test_the_state_is_an_argument_in_host_memory():
     (plain, size), (offloaded, _) = compiled_update(False), compiled_update(True)

@@ -1,5 +1,7 @@
 """The programs of each stage on eight CPU devices: what they hold, count and refuse."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,6 +27,7 @@ from tests.scale.configuration import small_config
 MESH = make_mesh(data=4, expert=2)
 
 
+@functools.cache
 def steps(stage, mesh=MESH, **changes):
     return stage_steps(run_config(small_config(**changes)), stage, lambda _: mesh)
 
@@ -198,8 +201,7 @@ def test_the_sampler_has_its_own_mesh_and_weight_dtype():
     assert decode.model_def.config.param_dtype == "float32" and config.model.param_dtype == "bfloat16"
 
 
-@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
-def test_a_sampler_with_8_bit_weights_keeps_and_gathers_half_the_bytes_of_bfloat16(dtype):
+def test_a_sampler_with_8_bit_weights_keeps_and_gathers_half_the_bytes_of_bfloat16():
     def decode(**changes):
         step = steps("evaluate", mesh=make_mesh(data=8), model__d_model=256, model__vocab_size=64, **changes)["decode"]
         program = step.programs["decode"]
@@ -207,7 +209,7 @@ def test_a_sampler_with_8_bit_weights_keeps_and_gathers_half_the_bytes_of_bfloat
         cost = estimate_cost(traced.jaxpr, CostAssumptions(dict(step.mesh.shape), loop_counts=LOOP_COUNTS))
         return bytes_per_device(program.resident["params"]), cost.bytes_sent(step.mesh.shape)["data"]
 
-    kept, gathered = decode(sampler__param_dtype=dtype)
+    kept, gathered = decode(sampler__param_dtype="int8")
     kept_16, gathered_16 = decode()
     assert 0.5 < kept / kept_16 < 0.6 and 0.5 < gathered / gathered_16 < 0.6
 
@@ -232,10 +234,9 @@ def test_sizes_that_do_not_fit_are_named(stage, changes, sentence):
         steps(stage, **changes)
 
 
-@pytest.mark.parametrize("sizes", [dict(data=2, expert=4), dict(data=2, expert=2, context=2)], ids=str)
-def test_gradients_are_scattered_before_they_are_added_up(sizes):
+def test_gradients_are_scattered_before_they_are_added_up():
     """An all_reduce over an axis is never larger than what one device stores of a weight, as float32."""
-    mesh = make_mesh(**sizes)
+    mesh = make_mesh(data=2, expert=2, context=2)
     step = train_step("pretrain", mesh, model__dispatch="ring")
     gradient = step.programs["gradient"]
     jaxpr = gradient.function.trace(*gradient.arguments).jaxpr
