@@ -67,7 +67,8 @@ def serving_forever(option: str, until: str, count: int = 2):
     ("option", "until", "killed"),
     [
         ("idle", "serving", 0),
-        pytest.param("busy", "sampling", 1, marks=pytest.mark.slow),
+        pytest.param("idle", "serving", 1, marks=pytest.mark.slow),
+        pytest.param("busy", "sampling", 0, marks=pytest.mark.slow),
     ],
 )
 def test_a_killed_process_ends_the_other_with_a_sentence(option, until, killed):

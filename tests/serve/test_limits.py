@@ -85,7 +85,7 @@ def is_refused(answer):
     assert error["message"].endswith(".") and error["type"] == "invalid_request_error"
 
 
-@settings(max_examples=many(400))
+@settings(max_examples=many(150))
 @given(path=st.sampled_from(PATHS), data=st.data())
 def test_a_wrong_field_is_one_sentence(client, path, data):
     own = [field for field in WRONG if field in FIELDS[path]]
@@ -98,7 +98,7 @@ def test_a_wrong_field_is_one_sentence(client, path, data):
     is_refused(client.post(path, content=json.dumps(body)))
 
 
-@settings(max_examples=many(400))
+@settings(max_examples=many(150))
 @given(
     path=st.sampled_from(PATHS), body=st.binary(max_size=30) | ANYTHING.map(lambda value: json.dumps(value).encode())
 )

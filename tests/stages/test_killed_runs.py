@@ -1,4 +1,4 @@
-"""launch.rl, killed with SIGKILL while it plays and learns, trains the same batches and ends with the same weights.
+"""launch.rl, killed with SIGKILL, trains the same batches and ends with the same weights; a suite loses no row.
 
 The run plays two steps ahead. KILLS=20 in the environment kills it that often, STALENESS=0 makes it synchronous, which
 tests/rl/test_orchestrator.py has as well, within one process.
@@ -6,37 +6,42 @@ tests/rl/test_orchestrator.py has as well, within one process.
 
 import os
 import random
-import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks.compare_workdirs import last_step, read_checkpoint
+from composer_jax.observe.metrics import read_metrics
 from tests.models.small import relative_error
 from tests.stages.base_model import write_base
+from tests.stages.command_line import kill_when
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 KILLS, STALENESS = int(os.environ.get("KILLS", 1)), int(os.environ.get("STALENESS", 2))
+STEPS = 6
+OF_PROCESS = ("weight_gap", "time", "rollout_s", "sandbox_s", "train_s", "step_s", "compilations")
+"""Columns of metrics/rl.jsonl that depend on the clock or on what was compiled before, and the one that a resumption
+measures once more."""
+NO_SUITES = "--config.evaluate.during=()"
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("published") / "model"
-    write_base(folder)
-    return folder
+    return write_base(tmp_path_factory.mktemp("published") / "model")
 
 
-def start(base: Path, workdir: Path) -> subprocess.Popen:
-    one_device = [f"--config.mesh.{axis}=1" for axis in ("cpu_devices", "data", "expert")]
+def start(base: Path, workdir: Path, *arguments: str) -> subprocess.Popen:
     return subprocess.Popen(
         [
-            *(sys.executable, "-m", "launch.rl", f"--config=tests/stages/two_hosts_config.py:{base}"),
-            *(f"--workdir={workdir}", "--config.rl.steps=8", "--config.rl.save_every=3", *one_device),
-            f"--config.rl.max_staleness={STALENESS}",
+            *(sys.executable, "-m", "launch.rl", f"--config=tests/stages/periodic_config.py:{base}"),
+            *(f"--workdir={workdir}", f"--config.rl.steps={STEPS}", f"--config.rl.max_staleness={STALENESS}"),
+            *arguments,
         ],
         cwd=ROOT,
         env={key: value for key, value in os.environ.items() if not key.startswith("PYTEST_XDIST")},
@@ -46,49 +51,73 @@ def start(base: Path, workdir: Path) -> subprocess.Popen:
     )
 
 
-def finish(base: Path, workdir: Path) -> float:
-    """Runs to the end; returns the seconds from the first admitted group on."""
-    began = time.monotonic()
-    process = start(base, workdir)
-    while not (workdir / "rl" / "admitted.jsonl").exists() and process.poll() is None:
-        began = time.monotonic()
-        time.sleep(0.01)
+def finish(process: subprocess.Popen) -> None:
     output, _ = process.communicate(timeout=600)
     assert process.returncode == 0, output[-4000:]
-    return time.monotonic() - began
 
 
-def kill(base: Path, workdir: Path, after_s: float) -> None:
-    """Starts the run and kills it so many seconds after it has begun to play, or later if that is soon."""
-    process = start(base, workdir)
-    journal = workdir / "rl" / "admitted.jsonl"
-    size = journal.stat().st_size if journal.exists() else 0
-    deadline = None
-    while process.poll() is None and (deadline is None or time.monotonic() < deadline):
-        if deadline is None and journal.exists() and journal.stat().st_size > size:
-            deadline = time.monotonic() + after_s
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=60)
+def kill_after(seconds: float, process: subprocess.Popen, reached: Callable[[], bool]) -> None:
+    def later() -> bool:
+        if done := reached():
+            time.sleep(seconds)
+        return done
+
+    kill_when(process, later)
 
 
-def last_weights(workdir: Path) -> dict:
+@pytest.fixture(scope="module")
+def whole(base, tmp_path_factory):
+    """The folder of a run without suites that nothing interrupted."""
+    workdir = tmp_path_factory.mktemp("runs") / "whole"
+    finish(start(base, workdir, NO_SUITES))
+    assert not (workdir / "metrics" / "evaluate_rl.jsonl").exists()
+    return workdir
+
+
+def rows(workdir: Path) -> list[dict]:
+    return read_metrics(workdir / "metrics" / "rl.jsonl")
+
+
+def weights(workdir: Path) -> dict[str, np.ndarray]:
     folder = workdir / "checkpoints" / "rl"
     return read_checkpoint(folder / str(last_step(folder)))["params"]
 
 
-def test_kill_9_changes_neither_batches_nor_weights(base, tmp_path):
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    seconds = finish(base, whole)
-    rng = random.Random(STALENESS)
+def test_kill_9_changes_neither_batches_nor_weights(base, whole, tmp_path):
+    """Killed while it plays and learns, at a random moment of a step after the first."""
+    killed, rng = tmp_path / "killed", random.Random(STALENESS)
+    save_less = "--config.rl.save_every=2"
     for _ in range(KILLS):
-        kill(base, killed, rng.uniform(0, seconds / 2))
-        if (killed / "stages" / "rl.json").exists():
-            break
-    finish(base, killed)
+        step = min(len(rows(killed)) + rng.randrange(1, STEPS - 2), STEPS - 1)
+        process = start(base, killed, NO_SUITES, save_less)
+        kill_after(rng.uniform(0, 0.3), process, lambda step=step: len(rows(killed)) >= step)
+    assert not (killed / "stages" / "rl.json").exists()
+    finish(start(base, killed, NO_SUITES, save_less))
     assert (killed / "batches.jsonl").read_text() == (whole / "batches.jsonl").read_text()
-    expected, actual = last_weights(whole), last_weights(killed)
+    expected, actual = weights(whole), weights(killed)
     differences = {name: relative_error(actual[name], expected[name]) for name in expected}
     print(f"largest relative difference of a weight: {max(differences.values()):.1e}")
     # Groups that were cut short play again: the same tokens, with log-probabilities that differ in the last bits.
     assert max(differences.values()) < 1e-5
+
+
+def test_suites_and_a_kill_inside_one_change_no_bit_and_lose_no_row(base, whole, tmp_path):
+    """A suite begins when the checkpoint of its step is there."""
+    with_suites = tmp_path / "with"
+    checkpoint = with_suites / "checkpoints" / "rl" / "2"
+    kill_after(0.2, start(base, with_suites), checkpoint.exists)
+    assert read_metrics(with_suites / "metrics" / "evaluate_rl.jsonl") == [], "the suite had ended"
+    finish(start(base, with_suites))
+    assert (with_suites / "batches.jsonl").read_bytes() == (whole / "batches.jsonl").read_bytes()
+    without_clocks = [
+        [{name: value for name, value in row.items() if name not in OF_PROCESS} for row in rows(workdir)]
+        for workdir in (with_suites, whole)
+    ]
+    assert without_clocks[0] == without_clocks[1]
+    actual = weights(with_suites)
+    for name, value in weights(whole).items():
+        np.testing.assert_array_equal(actual[name], value, err_msg=name)
+    suites = read_metrics(with_suites / "metrics" / "evaluate_rl.jsonl")
+    assert [(row["step"], row["version"], row["lost_bugs"]) for row in suites] == [(n, n, 0) for n in (2, 4, 6)]
+    assert all(0 <= row["low_bugs"] <= row["pass_at_1_bugs"] <= row["high_bugs"] <= 1 for row in suites)
+    assert all(row["tokens_bugs"] > 0 and row["seconds_bugs"] > 0 for row in suites)

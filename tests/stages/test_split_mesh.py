@@ -9,7 +9,7 @@ from composer_jax.errors import UserError
 from composer_jax.stages.run import Run
 from composer_jax.stages.train_rl import train_rl
 from tests.stages.base_model import write_base
-from tests.stages.two_hosts_config import get_config
+from tests.stages.two_hosts_config import ROW, get_config
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,8 @@ def base(tmp_path_factory):
 def on_four_devices(base, **rl):
     config = get_config(str(base))
     config.mesh.update({"data": 1, "expert": 4})
-    config.rl.update({"steps": 2, "batches": ((2048, 4),), **rl})
+    config.evaluate.during = ()
+    config.rl.update({"steps": 2, "batches": ((ROW, 4),), **rl})
     return config
 
 

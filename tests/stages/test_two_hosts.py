@@ -1,4 +1,4 @@
-"""launch.rl and launch.evaluate as two processes of four devices do what one process of eight does."""
+"""SFT, RL and evaluation in two processes of four devices do what one process of eight does, suites on the way too."""
 
 import json
 import os
@@ -11,51 +11,53 @@ import pytest
 
 from benchmarks.compare_workdirs import last_step, read_checkpoint
 from composer_jax.checkpoint.weight_chain import WeightReceiver
+from composer_jax.observe.metrics import read_metrics
+from composer_jax.stages.evaluate import evaluate
+from composer_jax.stages.run import Run
+from composer_jax.stages.sft import sft
+from composer_jax.stages.train_rl import train_rl
 from tests.parallel.test_processes import free_port
 from tests.stages.base_model import write_base
+from tests.stages.two_hosts_config import get_config
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
-SAYING_WHO_PLAYS = """
-import runpy, sys
+STAGES = ("sft", "rl")
+ALL_STAGES = """
+import sys
 from composer_jax.rl.workers import worker
+from launch import flags, hosts, rl, sft
+
+def main(config, workdir, values):
+    from composer_jax.stages.evaluate import evaluate
+    from composer_jax.stages.run import Run
+    sft.main(config, workdir)
+    rl.main(config, workdir, values)
+    with Run(config, workdir) as run:
+        evaluate(run, "after")
+
 play_episode = worker.play_episode
 def play(*arguments):
     print("A worker plays an episode.", file=sys.stderr)
     return play_episode(*arguments)
 worker.play_episode = play
-del sys.argv[0]
-runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+flags.run(main, options=rl.define_options, processes=hosts.MULTI_PROCESS)
 """
+"""What launch.sft, launch.rl and launch.evaluate do, in one process: most of their time is imports and compilation."""
 
 
-def launch(stage: str, base: Path, workdir: Path, processes: int, *arguments: str) -> list[str]:
-    """Runs an entry point as so many processes and returns their outputs."""
-    coordinator = f"--coordinator=127.0.0.1:{free_port()}"
-    env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_XDIST")}
+def as_two_processes(base: Path, workdir: Path) -> list[str]:
+    """Runs all stages and returns the outputs of the processes."""
     command = [
-        *(
-            sys.executable,
-            "-c",
-            SAYING_WHO_PLAYS,
-            f"launch.{stage}",
-            f"--config=tests/stages/two_hosts_config.py:{base}",
-        ),
-        *(f"--workdir={workdir}", *arguments),
+        *(sys.executable, "-c", ALL_STAGES, f"--config=tests/stages/two_hosts_config.py:{base}"),
+        *(f"--workdir={workdir}", f"--config.rl.publish={workdir}.weights", f"--config.stages={STAGES}"),
+        *(f"--coordinator=127.0.0.1:{free_port()}", "--processes=2"),
     ]
-    started = [
-        subprocess.Popen(
-            [*command, *([coordinator, f"--processes={processes}", f"--process={i}"] if processes > 1 else [])],
-            cwd=ROOT,
-            env=env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for i in range(processes)
-    ]
+    env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_XDIST")}
+    options = dict(cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    started = [subprocess.Popen([*command, f"--process={i}"], **options) for i in range(2)]
     outputs = [process.communicate(timeout=900)[0] for process in started]
-    assert [process.returncode for process in started] == [0] * processes, "\n".join(outputs)[-6000:]
+    assert [process.returncode for process in started] == [0, 0], "\n".join(outputs)[-6000:]
     return outputs
 
 
@@ -64,18 +66,16 @@ def runs(tmp_path_factory):
     """The folders of one process of eight devices and of two processes of four."""
     base = tmp_path_factory.mktemp("published") / "model"
     write_base(base)
-    folders, outputs = {}, []
-    for processes in (1, 2):
-        folders[processes] = tmp_path_factory.mktemp("runs") / f"of{processes}"
-        outputs += launch(
-            "rl", base, folders[processes], processes, f"--config.rl.publish={folders[processes]}.weights"
-        )
-        outputs += launch(
-            "evaluate", base, folders[processes], processes, f"--config.rl.publish={folders[processes]}.weights"
-        )
+    folders = {count: tmp_path_factory.mktemp("runs") / f"of{count}" for count in (1, 2)}
+    config = get_config(str(base))
+    config.stages, config.rl.publish = STAGES, f"{folders[1]}.weights"
+    with Run(config, folders[1]) as run:
+        sft(run)
+        train_rl(run)
+        evaluate(run, "after")
+    outputs = as_two_processes(base, folders[2])
     played = ["A worker plays an episode." in output for output in outputs]
-    # RL and evaluation of one process, then of two.
-    assert played == [False, False, False, True, False, True], "\n".join(outputs)[-6000:]
+    assert played == [False, True], "\n".join(outputs)[-6000:]
     return folders
 
 
@@ -84,7 +84,7 @@ def test_the_runs_train_the_same_tokens_with_the_same_rewards(runs):
     assert one == two
     steps = [json.loads(line) for line in one.splitlines()]
     assert [step["version"] for step in steps] == [0, 1, 2]
-    rows = [[json.loads(line) for line in (runs[n] / "metrics" / "rl.jsonl").read_text().splitlines()] for n in (1, 2)]
+    rows = [read_metrics(runs[n] / "metrics" / "rl.jsonl") for n in (1, 2)]
     for name in ("reward", "turns", "tokens", "trained_tokens", "staleness_max", "feedback_turns", "feedback_tokens"):
         assert [row[name] for row in rows[0]] == [row[name] for row in rows[1]], name
     assert rows[0][-1]["staleness_max"] == 1
@@ -98,14 +98,15 @@ def test_the_runs_train_the_same_tokens_with_the_same_rewards(runs):
 
 
 def test_the_runs_end_with_the_same_weights(runs):
-    folders = [runs[n] / "checkpoints" / "rl" for n in (1, 2)]
-    one, two = (read_checkpoint(folder / str(last_step(folder)))["params"] for folder in folders)
-    assert one.keys() == two.keys() and len(one) > 5
-    for name, weights in one.items():
-        differences = np.abs(two[name] - weights) / np.abs(weights).max()
-        # Adam divides a gradient by its own size. An entry whose gradient is nothing but rounding moves by some part of
-        # the learning rate, in one way or the other, so a few of thousands may differ by more.
-        assert np.sum(differences > 1e-5) <= 1 + weights.size // 1000 and differences.max() < 1e-3, name
+    for stage in STAGES:
+        folders = [runs[n] / "checkpoints" / stage for n in (1, 2)]
+        one, two = (read_checkpoint(folder / str(last_step(folder)))["params"] for folder in folders)
+        assert one.keys() == two.keys() and len(one) > 5
+        for name, weights in one.items():
+            differences = np.abs(two[name] - weights) / np.abs(weights).max()
+            # Adam divides a gradient by its own size. An entry whose gradient is nothing but rounding moves by some
+            # part of the learning rate, in one way or the other, so a few of thousands may differ by more.
+            assert np.sum(differences > 1e-5) <= 1 + weights.size // 1000 and differences.max() < 1e-3, (stage, name)
 
 
 def test_both_publish_every_version_and_measure_the_same(runs):
@@ -119,3 +120,7 @@ def test_both_publish_every_version_and_measure_the_same(runs):
     results = [json.loads((runs[n] / "stages" / "evaluate_after.json").read_text())["suites"] for n in (1, 2)]
     assert results[0]["bugs"]["outcomes"] == results[1]["bugs"]["outcomes"]
     assert results[0]["bugs"]["sampled_tokens"] == results[1]["bugs"]["sampled_tokens"]
+    for stage in STAGES:  # suites while it trains, which both processes play and process 0 reports
+        (one,), (two,) = (read_metrics(runs[n] / "metrics" / f"evaluate_{stage}.jsonl") for n in (1, 2))
+        assert (two["step"], two["version"], two["lost_bugs"]) == (2, 2, 0)
+        assert two["tokens_bugs"] == one["tokens_bugs"] > 0
