@@ -1,4 +1,4 @@
-"""The smallest run of the memory chain, as a user starts it, with the summaries left out of the loss of RL."""
+"""The memory chain in its smallest size, as a user starts it, with the summaries left out of the loss of RL."""
 
 import json
 
@@ -8,6 +8,7 @@ from composer_jax.observe.metrics import read_metrics
 from tests.stages.command_line import finish, start
 
 pytestmark = pytest.mark.slow
+NETWORK = dict(d_model=32, n_heads=2, kv_lora_rank=16, qk_nope_dim=8, qk_rope_dim=8, v_head_dim=8, dense_ff_dim=32)
 
 
 def test_every_stage_runs_and_the_facts_of_summaries_are_measured(tmp_path):
@@ -15,6 +16,9 @@ def test_every_stage_runs_and_the_facts_of_summaries_are_measured(tmp_path):
         "--config=memory_chain:smoke",
         "--config.rl.compaction=untrained",
         "--config.evaluate.which=('after',)",
+        "--config.sampler.slots=16",
+        "--config.sampler.prefill_shapes=((8, 64),)",
+        *(f"--config.model.{field}={size}" for field, size in NETWORK.items()),
     )
     result = finish(start(tmp_path / "run", *arguments, cache=tmp_path / "xla"))
     assert result.returncode == 0, result.stderr

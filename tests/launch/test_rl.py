@@ -72,7 +72,11 @@ def test_a_run_with_workers_trains_the_batches_of_one_without(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
     token = f"--token_file={tmp_path / 'token'}"
-    config = [SMOKE[0], "--config.stages=('rl',)", "--config.rl.deterministic=True"]
+    config = [
+        "--config=tests/stages/smoke_config.py:smoke",
+        "--config.stages=('rl',)",
+        "--config.rl.deterministic=True",
+    ]
     alone = finish(start(tmp_path / "alone", *config, cache=cache, entry="launch.rl"), 300)
     assert alone.returncode == 0, alone.stderr
     trainer = start(tmp_path / "workers", *config, f"--listen={address}", token, cache=cache, entry="launch.rl")
