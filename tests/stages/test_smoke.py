@@ -7,8 +7,10 @@ import pytest
 
 from composer_jax.observe.episodes import read_episodes
 from composer_jax.observe.metrics import read_metrics
+from composer_jax.stages.pipeline import pipeline
+from composer_jax.stages.run import Run
 from composer_jax.tasks.harbor import write_task
-from tests.demo.generate import generate
+from launch import flags
 from tests.stages.command_line import finish, kill_when, start
 from tests.stages.contract import assert_contract
 
@@ -116,11 +118,12 @@ def test_the_last_line_says_how_it_went_and_where_to_look(run):
     assert "pass@1" in last and str(workdir / "report.html") in last
 
 
-def test_a_finished_run_is_not_repeated(run, cache):
+def test_a_finished_run_is_not_repeated(run):
     workdir, _, arguments = run
     before = {path: path.read_bytes() for path in (workdir / "stages").iterdir()}
-    result = finish(start(workdir, *arguments, cache=cache), timeout=120)
-    assert result.returncode == 0, result.stderr
+    config, _ = flags.parse(["launch.pipeline", *arguments, f"--workdir={workdir}"])
+    with Run(config, workdir) as again:
+        pipeline(again)
     assert {path: path.read_bytes() for path in (workdir / "stages").iterdir()} == before
 
 
