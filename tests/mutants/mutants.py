@@ -115,7 +115,7 @@ MUTANTS = (
     ),
     Mutant(
         "rope.yarn_context_default",
-        "composer_jax/checkpoint/huggingface/rope_json.py",
+        "composer_jax/checkpoint/huggingface/config_json.py",
         'original_context=original or hf_config["max_position_embeddings"],',
         "original_context=original or 4096,",
         "A config.json without original_max_position_embeddings gets DeepSeek's context instead of its own.",

@@ -11,6 +11,7 @@ from composer_jax.stages.pipeline import pipeline
 from composer_jax.stages.run import Run
 from composer_jax.tasks.harbor import write_task
 from launch import flags
+from tests.demo.generate import generate
 from tests.stages.command_line import finish, kill_when, start
 from tests.stages.contract import assert_contract
 
