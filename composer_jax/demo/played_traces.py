@@ -4,6 +4,7 @@ import abc
 import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -89,12 +90,12 @@ class PlayedTraces(abc.ABC):
             return self.path
         episodes = [episode for _, episode in self.play()]
         rows = [row for episode in episodes for row in episode.transcript.rows()]
+        arrays: dict[str, Any] = {
+            "tokens": np.concatenate([row.tokens for row in rows]),
+            "trained": np.concatenate([row.trained for row in rows]),
+            "lengths": np.array([len(row.tokens) for row in rows], np.int32),
+            **self.mean_rewards(episodes),
+        }
         with open_atomically(self.path) as file:
-            np.savez_compressed(
-                file,
-                tokens=np.concatenate([row.tokens for row in rows]),
-                trained=np.concatenate([row.trained for row in rows]),
-                lengths=np.array([len(row.tokens) for row in rows], np.int32),
-                **self.mean_rewards(episodes),
-            )
+            np.savez_compressed(file, **arrays)
         return self.path

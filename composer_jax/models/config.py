@@ -332,14 +332,14 @@ def _check_values(config: ModelConfig) -> None:
     """Checks every number, flag and choice against the type of its field."""
     for field, hint in _HINTS.items():
         value, kinds = getattr(config, field), typing.get_args(hint) or (hint,)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if value is None and type(None) in kinds:
             continue
         if int in kinds:
-            least, is_whole = int(field not in AT_LEAST_0), is_number and isinstance(value, int)
-            _require(is_whole and value >= least, f"{field}={value!r} must be a whole number; use at least {least}.")
+            least = int(field not in AT_LEAST_0)
+            is_whole = isinstance(value, int) and not isinstance(value, bool) and value >= least
+            _require(is_whole, f"{field}={value!r} must be a whole number; use at least {least}.")
         elif float in kinds:
-            is_positive = is_number and 0 < value < math.inf
+            is_positive = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
             _require(is_positive, f"{field}={value!r} must be finite and greater than 0; use 1.0.")
         elif bool in kinds:
             _require(isinstance(value, bool), f"{field}={value!r} is not a boolean; use True or False.")

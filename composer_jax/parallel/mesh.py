@@ -102,7 +102,8 @@ def make_mesh(devices: Devices | None = None, **sizes: int) -> Mesh:
     unknown = sorted(set(sizes) - set(AXES))
     if unknown:
         raise UserError(f"Unknown mesh axis {unknown[0]!r}; the axes are {', '.join(AXES)}.")
-    sizes = MeshConfig(**{"replica": 1} | sizes).axis_sizes
+    fields: dict[str, Any] = {"replica": 1} | sizes
+    sizes = MeshConfig(**fields).axis_sizes
     if remainders := [axis for axis, size in sizes.items() if size == -1]:
         others = {axis: size for axis, size in sizes.items() if axis != remainders[0] and size != 1}
         quotient, unused = divmod(len(devices), math.prod(others.values()))

@@ -40,11 +40,16 @@ class Times:
     def __add__(self, other: "Times") -> "Times":
         keys = self.profile | other.profile
         profile = {key: self.profile.get(key, 0.0) + other.profile.get(key, 0.0) for key in keys}
-        return Times(*(getattr(self, name) + getattr(other, name) for name in OVERLAPS), profile)
+        return Times(
+            self.no_overlap + other.no_overlap,
+            self.weight_gathers_overlap + other.weight_gathers_overlap,
+            self.full_overlap + other.full_overlap,
+            profile,
+        )
 
     def __mul__(self, times: float) -> "Times":
         profile = {key: seconds * times for key, seconds in self.profile.items()}
-        return Times(*(getattr(self, name) * times for name in OVERLAPS), profile)
+        return Times(self.no_overlap * times, self.weight_gathers_overlap * times, self.full_overlap * times, profile)
 
 
 def operation_seconds(operation: Operation, chip: Chip, efficiency: Efficiency) -> float:

@@ -7,7 +7,7 @@ size; rows that do not fit are not sent, and are counted. XLA has this collectiv
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -177,7 +177,8 @@ def _exchange(
     ids_M = _received_ids(received_E, e, capacity)
 
     sizes = capacity, ids_N.size
-    x_MD = exchange_rows(collective, axes, sizes, permute_tokens(x_TD, order_N, inverse_Tk), dispatch, combine)
+    sent_ND = permute_tokens(x_TD, order_N, inverse_Tk)
+    x_MD = cast(jax.Array, exchange_rows(collective, axes, sizes, sent_ND, dispatch, combine))
     y_MD = compute_rows(x_MD, ids_M, experts, activation)
     y_ND = exchange_rows(collective, axes, sizes[::-1], y_MD, combine, dispatch)
     # Gates are applied on the sending device, so neither they nor their gradients are sent.
