@@ -60,13 +60,15 @@ async def test_a_workspace_is_its_base_folder_plus_changes(pool, folder):
     assert dict(workspace.files) == {
         "a.txt": b"over", "d/b.txt": b"b", "d/e/c.txt": b"c", "run.sh": b"echo run", "top.txt": b"t",
     }  # fmt: skip
-    assert workspace.paths("folder", "link") == ["d", "d/e", "link"]
-    await workspace.run(["sh", "-c", "cat a.txt top.txt > d/n.txt; rm -r d/e link; mkdir link; echo x > link/y"], 5)
+    workspace.write("w/x.txt", b"x")
+    assert workspace.paths("folder", "link") == ["d", "d/e", "link", "w"]
+    command = "cat a.txt top.txt > d/n.txt; rm -r d/e link w; mkdir link; echo x > link/y; mkdir -p m/n; echo z > m/n/z"
+    await workspace.run(["sh", "-c", command], 5)
     assert dict(workspace.files) == {
-        "a.txt": b"over", "d/b.txt": b"b", "d/n.txt": b"overt", "link/y": b"x\n", "run.sh": b"echo run",
-        "top.txt": b"t",
+        "a.txt": b"over", "d/b.txt": b"b", "d/n.txt": b"overt", "link/y": b"x\n", "m/n/z": b"z\n",
+        "run.sh": b"echo run", "top.txt": b"t",
     }  # fmt: skip
-    assert workspace.paths("folder", "link") == ["d", "link"]
+    assert workspace.paths("folder", "link") == ["d", "link", "m", "m/n"]
     workspace.write("a.txt", b"a")
     assert "a.txt" not in workspace.changes, "a file equal to the repository's is not a change"
     await workspace.close()
