@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from composer_jax.checkpoint.weight_chain import Shard, WeightPublisher, WeightReceiver
-from composer_jax.checkpoint.weight_shards import as_tree, local_shards
+from composer_jax.checkpoint.weight_shards import as_tree, local_shards, published_shards
 from composer_jax.errors import UserError
 from composer_jax.parallel.mesh import make_mesh
 
@@ -186,6 +186,15 @@ def test_weights_of_a_mesh(folder):
     for tree, words in (({"c": 0}, "c is missing"), ({"a": {"w": np.zeros((4, 9))}, "b": 0}, r"a/w .*\(4, 8\)")):
         with pytest.raises(UserError, match=f"another network: {words}"):
             as_tree(receiver.arrays, jax.tree.map(np.asarray, tree))
+
+
+def test_weights_are_published_in_bfloat16_and_the_router_bias_as_it_is():
+    exact = jnp.float32(1 + 2**-20)
+    shards = {shard.name: array for shard, array in published_shards({"w": exact}, {"bias": exact}).items()}
+    assert {name: (array.dtype.name, float(array)) for name, array in shards.items()} == {
+        "params/w": ("bfloat16", 1.0),
+        "router_bias/bias": ("float32", float(exact)),
+    }
 
 
 def test_folders_and_intervals_that_mean_nothing(tmp_path):

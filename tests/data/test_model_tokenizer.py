@@ -77,6 +77,16 @@ def test_the_id_that_ends_a_document(eos_token, eos_token_id, eod):
     )
 
 
+def test_the_id_0_may_pad_and_ids_may_have_gaps():
+    description = json.loads(QWEN_JSON)
+    vocab = description["model"]["vocab"]
+    first, last = min(vocab, key=vocab.get), max(vocab, key=vocab.get)
+    vocab[last] = 500
+    config = {"eos_token": "<|im_end|>", "pad_token": first}
+    tok = ModelTokenizer(json.dumps(description), QWEN, "x", config=config)
+    assert (tok.pad, tok.vocab_size) == (0, 501)
+
+
 def test_a_model_without_an_end_of_text_says_so_when_it_is_asked():
     tok = load_tokenizer(qwen_texts())
     with pytest.raises(UserError, match="model.gguf names no end of text; set eos_token"):

@@ -31,6 +31,7 @@ def test_control_tokens_are_the_first_ids(tok):
     ids = [tok.pad, tok.bos, tok.eod, tok.system, tok.user, tok.assistant, tok.tool, tok.call, tok.end]
     assert ids == list(range(9))
     assert [tok.decode([i]) for i in ids] == list(SPECIAL)
+    assert [i for i in range(-1, 12) if tok.is_control(i)] == ids
 
 
 @given(text=TEXTS)

@@ -58,6 +58,8 @@ def test_what_people_add_to_a_config_of_ours_counts():
     scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768}
     edited = model_config(hf_config(NETWORKS["qwen3_30b_a3b"]) | {"rope_scaling": scaling})
     assert (edited.yarn.factor, edited.yarn.original_context, edited.rope_theta) == (4.0, 32_768, 1_000_000.0)
+    config = hf_config(NETWORKS["qwen3_30b_a3b"]) | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}
+    assert model_config(config).yarn.original_context == config["max_position_embeddings"]
 
 
 def test_a_rotary_part_that_their_rounding_would_change_is_refused():

@@ -81,6 +81,26 @@ def test_waiting_can_be_cancelled():
     asyncio.run(go())
 
 
+def test_a_caller_that_is_cancelled_as_it_gets_a_place_passes_it_on(monkeypatch):
+    async def go():
+        async with LocalSandboxPool(size=1) as pool:
+            first = await pool.acquire({})
+            waiting = [asyncio.create_task(pool.acquire({})) for _ in range(2)]
+            await asyncio.sleep(0)
+            wake = pool._wake_next
+
+            def wake_and_cancel():
+                wake()
+                waiting[0].cancel()  # it has its place, and has not run since
+
+            monkeypatch.setattr(pool, "_wake_next", wake_and_cancel)
+            await first.close()
+            await (await asyncio.wait_for(waiting[1], 60)).close()
+            assert waiting[0].cancelled()
+
+    asyncio.run(go())
+
+
 def test_two_sandboxes_share_nothing(pool):
     async def go():
         one, two = await pool.acquire({"a": "1"}), await pool.acquire({})
