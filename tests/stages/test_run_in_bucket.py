@@ -9,8 +9,11 @@ import pytest
 
 from composer_jax.checkpoint.convert import convert
 from composer_jax.checkpoint.store import CheckpointStore
+from composer_jax.stages.report import report
+from composer_jax.stages.run import Run
 from composer_jax.storage.bucket import BucketFolder
 from composer_jax.train.loop import STATE
+from launch import flags
 from tests.stages.base_model import write_base
 from tests.stages.command_line import finish, kill_when, start
 
@@ -87,8 +90,9 @@ def test_a_run_in_a_bucket_is_killed_while_it_saves_and_ends_like_a_local_one(bu
     ours, theirs = state(f"{url}/checkpoints/sft"), state(local / "checkpoints" / "sft")
     assert ours.keys() == theirs.keys() and all(np.array_equal(ours[name], theirs[name]) for name in ours)
 
-    page = finish(start(url, cache=cache, entry="launch.report"))
-    assert page.returncode == 0 and page.stdout.strip() == f"{url}/report.html", page.stderr
+    config, _ = flags.parse(["launch.report", f"--workdir={url}"])
+    with Run(config, url) as run:
+        assert report(run) == f"{url}/report.html"
     assert len(bucket.read("report.html")[0]) > 10_000 and bucket.read(".lock") is None
     assert json.loads(bucket.read("results.json")[0])["sft"]["loss_last"] > 0
     assert bucket.list("plots/")
