@@ -27,6 +27,10 @@ CHANGES = {
     "phases__long_context__save_every": 2,
     "model__n_layers": 2,  # compiles in half the time
     "model__scan_unroll": 1,
+    "data__max_heldout_bytes": 10_000,
+    "phases__mtp__steps": 2,
+    "phases__mtp__evaluate_every": 2,
+    "phases__mtp__save_every": 2,
 }
 
 
