@@ -19,7 +19,6 @@ TABLES = np.random.default_rng(5).permutation(PAGES)[:12].reshape(2, 6).astype(n
 LENGTHS = (19, 24)
 CONTEXTS = [np.random.default_rng(i).integers(0, 64, n).tolist() for i, n in enumerate(LENGTHS)]
 CONFIGS = {
-    "direct_query": small(n_mtp_modules=0),
     "query_rank": small(n_mtp_modules=0, q_lora_rank=12, tie_embeddings=True, n_layers=2, embedding_taps=0),
     "wide": small(n_mtp_modules=0, kv_lora_rank=131, n_layers=2),
     "grouped_query": small(n_mtp_modules=0, **GROUPED_QUERY),

@@ -1,7 +1,5 @@
 """Router replay: which experts are used, with which gates and gradients, and that routes belong to their tokens."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -89,7 +87,6 @@ def test_the_gradient_flows_through_the_scores_of_the_replayed_experts():
 
 
 NETWORKS = {
-    "experts_last": small(n_mtp_modules=0),
     "dense_layer_between": small(n_layers=4, n_dense_layers=0, dense_layers=(1,), n_mtp_modules=0),
     "ring_chunks_remat": small(n_mtp_modules=0, dispatch="ring", expert_chunk=7, remat=True),
     "groups": small(n_mtp_modules=0, n_expert_groups=4, topk_groups=2),
@@ -161,7 +158,7 @@ def test_a_network_without_experts_or_routes_of_another_shape_are_refused(networ
 
 
 def test_statistics_count_the_experts_that_were_used():
-    config = dataclasses.replace(NETWORKS["experts_last"])
+    config = small(n_mtp_modules=0)
     weights = random_weights(config)
     routes = RNG.permuted(np.tile(np.arange(N_EXPERTS), (2, 24, 2, 1)), axis=-1)[..., :K]
     decoder = ModelDef(config).bind(*weights)
