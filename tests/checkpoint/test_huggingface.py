@@ -46,14 +46,14 @@ def test_a_network_without_experts_there_and_back(tmp_path, sizes):
 
 
 def test_many_files_and_a_url_onto_one_device():
-    url = "memory://bucket/model"
+    url = "memory://many_files/model"
     save_weights(url, file_bytes=20_000)
     files = [name for name in Folder(url).files() if name.endswith(".safetensors")]
     assert len(files) > 5 and files[0] == f"model-00001-of-{len(files):05d}.safetensors"
     loaded = load_hf(url)[1:]
     assert_same(loaded, WEIGHTS)
     assert all(leaf.devices() == {jax.devices()[0]} for leaf in jax.tree.leaves(loaded))
-    fsspec.filesystem("memory").rm("/bucket", recursive=True)
+    fsspec.filesystem("memory").rm("/many_files", recursive=True)
 
 
 def test_dtypes_are_cast_and_the_bias_stays_float32(tmp_path):

@@ -36,11 +36,17 @@ def shared_programs():
         yield
 
 
-@pytest.fixture
-def nothing_shared():
-    """For a test of what a new sampler compiles."""
+def _forget_programs():
     for program in PROGRAMS.values():
         program.cache_clear()
+
+
+@pytest.fixture
+def nothing_shared():
+    """For a test of what a new sampler compiles, whose programs may be patched ones."""
+    _forget_programs()
+    yield
+    _forget_programs()
 
 
 @pytest.fixture(scope="session")

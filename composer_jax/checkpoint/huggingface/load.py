@@ -1,8 +1,9 @@
 """Reads a Hugging Face checkpoint directly into sharded arrays, layer by layer."""
 
 import dataclasses
+import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -115,8 +116,23 @@ def load_tensors(source: TensorSource, definition: ModelDef, mesh: Mesh | None, 
     return Loaded(definition, *unflatten_leaves(arrays))
 
 
+@functools.lru_cache(maxsize=256)
+def _zeros_program(shape: tuple[int, ...], dtype: np.dtype, sharding: Sharding) -> Callable[[], jax.Array]:
+    return jax.jit(lambda: jnp.zeros(shape, dtype), out_shardings=sharding)
+
+
 def _zeros(shape: jax.ShapeDtypeStruct, sharding: Sharding) -> jax.Array:
-    return jax.jit(lambda: jnp.zeros(shape.shape, shape.dtype), out_shardings=sharding)()
+    return _zeros_program(shape.shape, shape.dtype, sharding)()
+
+
+@functools.lru_cache(maxsize=256)
+def _write_program(sharding: Sharding) -> Callable[[jax.Array, jax.Array, np.int32], jax.Array]:
+    """Writes a layer into a stack, which it donates. Kept, so that leaves and checkpoints of equal shapes share it."""
+    return jax.jit(
+        lambda whole, layer, index: jax.lax.dynamic_update_index_in_dim(whole, layer, index, 0),
+        donate_argnums=0,
+        out_shardings=sharding,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,14 +146,9 @@ class _TensorReader:
         if not tensors[0][1].index:
             return self._array(leaf, tensors, 0, shape.shape, shape.dtype, sharding)
         whole = _zeros(shape, sharding)
-        write = jax.jit(
-            lambda whole, layer, index: jax.lax.dynamic_update_index_in_dim(whole, layer, index, 0),
-            donate_argnums=0,
-            out_shardings=sharding,
-        )
-        if isinstance(
-            sharding, NamedSharding
-        ):  # the axis of layers is never sharded: the first entry of the spec is None
+        write = _write_program(sharding)
+        # The axis of layers is never sharded: the first entry of the spec is None.
+        if isinstance(sharding, NamedSharding):
             sharding = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
         for index in range(shape.shape[0]):
             in_layer = [(name, tensor) for name, tensor in tensors if tensor.index[0] == index]
