@@ -113,4 +113,4 @@ def test_a_sample_without_routes_leaves_a_gap_that_later_routes_fill():
     transcript.append("tool", [2])
     say(transcript, [1], [14, 15], routed=False)
     assert transcript.rows()[0].tokens_without_routes().tolist() == [7, 8, 9, 10]
-    assert len(transcript.node_routes(node)) == 2
+    assert len(transcript._routes[node.id]) == 2
