@@ -33,8 +33,10 @@ MAX_PLAN_CHARACTERS = 2000
 
 @dataclass(frozen=True)
 class Compaction:
-    """When and how an episode's context is summarized. Raises UserError for a number below 1, an empty request, or a
-    text to carry without the summary."""
+    """When and how an episode's context is summarized.
+
+    Raises UserError for a number below 1, an empty request, or a text to carry without the summary.
+    """
 
     trigger: int | None = None
     """Tokens of context, the next generation prompt included, above which a tool result is followed by a summary; None

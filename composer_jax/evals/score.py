@@ -45,8 +45,9 @@ def score(
     rows: int = 1,
     logits: bool = False,
 ) -> TextScores:
-    """Log-probabilities of whole rows, each a document of its own; several processes compute them together. Raises
-    UserError for a shape, a token id or a length that the network does not support.
+    """Log-probabilities of whole rows, each a document of its own; several processes compute them together.
+
+    Raises UserError for a shape, a token id or a length that the network does not support.
 
     Args:
       tokens_BS: integers [B,S], S at least 2; negative ids at the end of a row are padding (their scores are 0).

@@ -57,8 +57,9 @@ class EncodedText:
 
 
 def encode_text(checkpoint: Checkpoint, text: str, extensions: Sequence[str]) -> EncodedText:
-    """Encodes a file, or a folder of source files, with the tokenizer of a checkpoint. Raises UserError for no
-    tokenizer, a text that cannot be read or is too short, or extensions of a file.
+    """Encodes a file, or a folder of source files, with the tokenizer of a checkpoint.
+
+    Raises UserError for no tokenizer, a text that cannot be read or is too short, or extensions of a file.
 
     Args:
       text: a path or URL.

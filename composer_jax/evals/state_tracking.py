@@ -137,7 +137,9 @@ def encode_tasks(
     tasks: Iterable[StateTask | str], tok: TextTokenizer, count: int, max_context: int
 ) -> tuple[list[EncodedTask], dict[str, int]]:
     """Returns the first `count` tasks that fit into `max_context` tokens, and how many others were skipped, by reason.
-    Raises UserError if none fits."""
+
+    Raises UserError if none fits.
+    """
     encoded: list[EncodedTask] = []
     skipped: Counter[str] = Counter()
     for task in tasks:

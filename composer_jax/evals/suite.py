@@ -100,8 +100,10 @@ async def run_suite(
 
 
 def summarise(episodes: Sequence[Episode], attempts: int) -> SuiteResult:
-    """Returns the SuiteResult of episodes, which may belong to any number of tasks. Raises ValueError if no episode was
-    graded."""
+    """Returns the SuiteResult of episodes, which may belong to any number of tasks.
+
+    Raises ValueError if no episode was graded.
+    """
     graded = [e for e in episodes if e.reward is not None]
     if not graded:
         raise ValueError(f"none of {len(episodes)} episodes was graded: the sandboxes failed every time")

@@ -86,8 +86,10 @@ class EpisodeRecord:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Builds the record of a JSON object. Raises ValueError or TypeError if `value` is not an episode record; the
-        message names the field."""
+        """Builds the record of a JSON object.
+
+        Raises ValueError or TypeError if `value` is not an episode record; the message names the field.
+        """
         fields = _known_fields(cls, value)
         segments = tuple(tuple(MessageRecord.from_json(item) for item in segment) for segment in fields["segments"])
         return cls(**{**fields, "segments": segments, "tools": tuple(fields.get("tools") or ())})
@@ -97,8 +99,11 @@ class EpisodeRecord:
 
 
 def write_episodes(path: Path, records: Iterable[EpisodeRecord | Mapping[str, Any]]) -> Path:
-    """Writes one record per line and replaces the file atomically; mappings are validated first. Raises UserError if
-    the file cannot be written, and ValueError or TypeError, which name the field, for another mapping."""
+    """Writes one record per line and replaces the file atomically; mappings are validated first.
+
+    Raises UserError if the file cannot be written, and ValueError or TypeError, which name the field, for another
+    mapping.
+    """
     lines = []
     for record in records:
         if not isinstance(record, EpisodeRecord):
@@ -108,8 +113,10 @@ def write_episodes(path: Path, records: Iterable[EpisodeRecord | Mapping[str, An
 
 
 def read_episodes(path: Path) -> list[EpisodeRecord]:
-    """Returns the records of a file in order; [] if there is no such file. Raises UserError if a line is not an episode
-    record; the message has the line number and the reason."""
+    """Returns the records of a file in order; [] if there is no such file.
+
+    Raises UserError if a line is not an episode record; the message has the line number and the reason.
+    """
     path = Path(path)
     if not path.exists():
         return []

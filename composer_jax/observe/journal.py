@@ -18,8 +18,10 @@ class Journal:
     """
 
     def __init__(self, path: Path, before_write: Callable[[], None] | None = None, *, sync: bool = True):
-        """before_write: called before every write, such as Workdir.require_held. sync: False leaves it to the system
-        when rows reach the disk, so that a power failure may lose the last ones."""
+        """before_write: called before every write, such as Workdir.require_held.
+
+        sync: False leaves it to the system when rows reach the disk, so that a power failure may lose the last ones.
+        """
         self.path, self._before_write, self._sync = path, before_write, sync
         content = path.read_bytes() if path.exists() else b""
         rows = _parse_lines(path, content)
@@ -60,8 +62,10 @@ NO_OBJECT = "is not a JSON object; move the folder away and start anew"
 
 
 def read_journal(path: Path, refusal: str = NO_OBJECT) -> list[dict[str, Any]]:
-    """Returns the objects of a journal without an incomplete last line; [] if there is no such file. Raises UserError
-    if a line before the last one is not a JSON object; `refusal` ends the sentence."""
+    """Returns the objects of a journal without an incomplete last line; [] if there is no such file.
+
+    Raises UserError if a line before the last one is not a JSON object; `refusal` ends the sentence.
+    """
     return _parse_lines(path, path.read_bytes() if path.exists() else b"", refusal)
 
 

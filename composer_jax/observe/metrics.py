@@ -42,8 +42,10 @@ class MetricsWriter:
                 sink.write(rows[-1])  # a kill may have lost the copy
 
     def write(self, step: int, **values: Any) -> None:
-        """Appends one row. Values are None, numbers, or anything that `float` accepts (a jax or numpy scalar). Raises
-        ValueError if `step` is smaller than the last step, or a value is named "time"."""
+        """Appends one row. Values are None, numbers, or anything that `float` accepts (a jax or numpy scalar).
+
+        Raises ValueError if `step` is smaller than the last step, or a value is named "time".
+        """
         if step < self._last_step:
             raise ValueError(
                 f"step {step} comes after step {self._last_step} in {self.path}; call truncate_after({step - 1}) first"
@@ -103,8 +105,10 @@ class NoMetrics(MetricsWriter):
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Returns the rows of a metrics file in order without an incomplete last line; [] if there is no such file. Raises
-    UserError if a line before the last one is not a metrics row. A kill damages only the last line."""
+    """Returns the rows of a metrics file in order without an incomplete last line; [] if there is no such file.
+
+    Raises UserError if a line before the last one is not a metrics row. A kill damages only the last line.
+    """
     refusal = "is not a metrics row; move the file away to start a new one"
     rows = read_journal(Path(path), refusal)
     for number, row in enumerate(rows, start=1):

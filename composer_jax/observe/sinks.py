@@ -35,8 +35,10 @@ SINKS: dict[str, str | OpenSink] = {
 
 
 def find_sinks(names: Sequence[str]) -> list[OpenSink]:
-    """Returns the sinks of config.metric_sinks, entries of SINKS or import paths. Raises UserError if a name is
-    unknown, or the package of a sink is not installed."""
+    """Returns the sinks of config.metric_sinks, entries of SINKS or import paths.
+
+    Raises UserError if a name is unknown, or the package of a sink is not installed.
+    """
     place = "config.metric_sinks"
     entries = [resolve(name, SINKS, place) for name in names]
     return [import_object(entry, place) if isinstance(entry, str) else entry for entry in entries]

@@ -124,8 +124,10 @@ def pack_rows(
     cost: Callable[[np.ndarray], float] = np.count_nonzero,
     route_shape: tuple[int, int] | None = None,
 ) -> PackedRows:
-    """Packs rows first-fit into batches of a few fixed shapes. Raises UserError if a row is longer than every shape,
-    and TranscriptError if it lacks routes that are to be replayed, or has those of another network.
+    """Packs rows first-fit into batches of a few fixed shapes.
+
+    Raises UserError if a row is longer than every shape, and TranscriptError if it lacks routes that are to be
+    replayed, or has those of another network.
 
     Args:
       shapes: (row length, rows) by ascending length. A row goes into the first shape that holds it.

@@ -168,7 +168,9 @@ class RLConfig:
 
     def route_shape(self, model: ModelConfig) -> tuple[int, int] | None:
         """Returns (expert layers, experts per token) of the routes to replay in this network; None without replay.
-        Raises UserError if router_replay="on" for a network without experts."""
+
+        Raises UserError if router_replay="on" for a network without experts.
+        """
         if self.router_replay == "off" or (self.router_replay == "auto" and not model.n_experts):
             return None
         if not model.n_experts:

@@ -33,8 +33,10 @@ PLACE = "config.rl.feedback.detectors"
 
 @dataclasses.dataclass(frozen=True)
 class FeedbackConfig:
-    """Targeted textual feedback (rl/feedback.py). Raises UserError for an unknown detector, two of one name, none at
-    all, or a number out of range."""
+    """Targeted textual feedback (rl/feedback.py).
+
+    Raises UserError for an unknown detector, two of one name, none at all, or a number out of range.
+    """
 
     weight: float = 0.0
     """lambda, the weight of the KL to the teacher with the hint; 0 scores nothing. Not published; 0.1 to 1 is a start
@@ -106,12 +108,17 @@ def feedback_metrics(
 
 
 class HintFinder:
-    """Finds the hinted spans of episodes. too_long: hinted turns that were left out since the finder was made, because
-    with the hint they are longer than every training batch."""
+    """Finds the hinted spans of episodes.
+
+    too_long: hinted turns that were left out since the finder was made, because with the hint they are longer than
+    every training batch.
+    """
 
     def __init__(self, config: FeedbackConfig, chat: ChatFormat, longest_row: int):
-        """longest_row: tokens of the longest row that can be scored. Raises UserError for the import path of a detector
-        that does not resolve."""
+        """longest_row: tokens of the longest row that can be scored.
+
+        Raises UserError for the import path of a detector that does not resolve.
+        """
         self.detectors: dict[str, Detector] = {
             detector_name(name): resolve(name, DETECTORS, PLACE) for name in config.detectors
         }

@@ -114,8 +114,10 @@ class GroupBuffer:
         return sorted(n for step, count in taken.items() for n in sorted(self._cohorts[step].resolved)[:count])
 
     def pop_batch(self, numbers: Iterable[int]) -> list[int]:
-        """Counts a step that trains these groups; returns the numbers of the groups that are dropped. Raises ValueError
-        if a group is not resolved."""
+        """Counts a step that trains these groups; returns the numbers of the groups that are dropped.
+
+        Raises ValueError if a group is not resolved.
+        """
         for number in numbers:
             if not self._is_resolved(number):
                 raise ValueError(f"group {number} is not resolved; it cannot be trained")

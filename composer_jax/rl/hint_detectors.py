@@ -43,8 +43,10 @@ class ParsedEpisode:
 
     @classmethod
     def of(cls, episode: Episode, chat: ChatFormat) -> "ParsedEpisode":
-        """Parses the messages of an episode. Raises UserError for a tool of the task that this process cannot
-        import."""
+        """Parses the messages of an episode.
+
+        Raises UserError for a tool of the task that this process cannot import.
+        """
         return cls(episode, chat, select_tools(episode.tools), find_turns(episode.transcript, chat))
 
 

@@ -125,8 +125,10 @@ class RolloutLedger:
             raise UserError(f"{error}; delete it, and the group will be played again") from error
 
     def begin_step(self, record: BatchRecord) -> None:
-        """Notes a step before it is taken. A step that is taken again must be the same. Raises RuntimeError if
-        batches.jsonl has another batch for this step; always a bug."""
+        """Notes a step before it is taken. A step that is taken again must be the same.
+
+        Raises RuntimeError if batches.jsonl has another batch for this step; always a bug.
+        """
         if record.step <= len(self.batches):
             recorded = self.batches[record.step - 1]
             known = _without_unrecorded(record.families, recorded.families)

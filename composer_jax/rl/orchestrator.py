@@ -122,8 +122,11 @@ class PinnedEvaluation:
 
 
 class Orchestrator:
-    """One RL run. state, cursor: weights and position after the last completed step. A step donates its state: they can
-    be saved only while `is_consistent`."""
+    """One RL run.
+
+    state, cursor: weights and position after the last completed step. A step donates its state: they can be saved only
+    while `is_consistent`.
+    """
 
     def __init__(
         self,

@@ -79,8 +79,11 @@ class PolicyUpdate:
     """The learning half of an RL step: advantages, batches and the optimizer step. It holds no weights."""
 
     def __init__(self, config: RLConfig, learner: Learner, chat: ChatFormat | None = None):
-        """chat: the format of the episodes, for rl.feedback. Raises UserError if an algorithm, a behaviour or a
-        detector of the config does not resolve, and ValueError if rl.feedback is on and there is no chat format."""
+        """chat: the format of the episodes, for rl.feedback.
+
+        Raises UserError if an algorithm, a behaviour or a detector of the config does not resolve, and ValueError if
+        rl.feedback is on and there is no chat format.
+        """
         self.config, self.learner = config, learner
         self.algorithm = make_algorithm(config.algorithm.name, config.algorithm.options)
         import_behaviors(config.reward.behaviors)  # refuses a wrong path before a rollout

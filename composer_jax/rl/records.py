@@ -19,8 +19,10 @@ class RolloutRecords:
     """
 
     def __init__(self, folder: Path, tokenizer: str):
-        """tokenizer: fingerprint of the tokenizer that reads the records. Raises UserError if the folder holds no
-        records, or records of another tokenizer."""
+        """tokenizer: fingerprint of the tokenizer that reads the records.
+
+        Raises UserError if the folder holds no records, or records of another tokenizer.
+        """
         self.folder = folder
         file = tokenizer_file(folder)
         if not file.exists():

@@ -114,8 +114,10 @@ class Teacher:
 
 
 def teacher_rows(rows: Sequence[WeightedRow]) -> list[WeightedRow]:
-    """Returns the teacher's row of every hinted span, in the order of the rows and their hints. Raises TranscriptError
-    if a row does not have the tokens of its span; always a bug."""
+    """Returns the teacher's row of every hinted span, in the order of the rows and their hints.
+
+    Raises TranscriptError if a row does not have the tokens of its span; always a bug.
+    """
     return [_teacher_row(row.row, span) for row in rows for span in row.hints]
 
 

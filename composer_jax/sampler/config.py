@@ -17,8 +17,10 @@ MOST_SCORED = 64
 
 @dataclasses.dataclass(frozen=True)
 class SamplerConfig:
-    """The sampler section of a run's config. No number is published; all are ours. Raises UserError for a number out of
-    range; the message names the field."""
+    """The sampler section of a run's config. No number is published; all are ours.
+
+    Raises UserError for a number out of range; the message names the field.
+    """
 
     slots: int = 16
     """Requests that run at once, over all devices; a multiple of the batch shards of the sampler's mesh."""
@@ -95,8 +97,10 @@ class SamplerConfig:
 
 
 def make_limits(config: SamplerConfig, shards: int, model: ModelConfig) -> Limits:
-    """Returns the sizes of a scheduler over `shards` devices. Raises UserError for slots that do not divide over the
-    devices, or a cache that is smaller than one context."""
+    """Returns the sizes of a scheduler over `shards` devices.
+
+    Raises UserError for slots that do not divide over the devices, or a cache that is smaller than one context.
+    """
     if config.slots % shards:
         raise UserError(
             f"{config.slots} sampler slots do not divide over {shards} devices; use a multiple of {shards}."

@@ -326,9 +326,11 @@ class Sampler:
         return await self._sessions.open(new_session, ahead=ahead)
 
     def submit(self, request: Request) -> RequestHandle:
-        """Queues a request; the handle gives its Sample, or what it samples as it does. Raises ValueError for an empty
-        context, or one that leaves no room for a token, and UserError for token ids that the network does not have, or
-        stop strings without a decoder."""
+        """Queues a request; the handle gives its Sample, or what it samples as it does.
+
+        Raises ValueError for an empty context, or one that leaves no room for a token, and UserError for token ids that
+        the network does not have, or stop strings without a decoder.
+        """
         self._raise_if_ended()
         tokens, params = [int(token) for token in request.tokens], request.params
         budget = _check_request(tokens, params, self.definition.config, self.config.max_model_len, self.decode)

@@ -130,6 +130,7 @@ class Runner:
         checksums: WeightChecksums | None = None,
     ) -> None:
         """Takes the weights in this runner's layout and dtypes; with copy=False, arrays that have them are shared.
+
         Raises ValueError for weights of another network, and UserError if the new weights have other checksums; the old
         weights stay then.
 

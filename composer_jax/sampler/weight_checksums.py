@@ -79,8 +79,10 @@ class ChecksumProgram:
         )
 
     def of_learner(self, params: Params) -> WeightChecksums:
-        """Returns the checksums that a sampler has which holds these weights of a learner. Raises ValueError if the
-        weights are not those of this network."""
+        """Returns the checksums that a sampler has which holds these weights of a learner.
+
+        Raises ValueError if the weights are not those of this network.
+        """
         return checksums(self._cast(self._select(params)))
 
     def of_sampler(self, params: Params) -> WeightChecksums:
@@ -99,8 +101,10 @@ def _at(params: Params, name: str) -> Any:
 
 
 def checksums(weights: Mapping[str, jax.Array | QuantizedArray[jax.Array]]) -> WeightChecksums:
-    """Returns the checksums of named weights, which lie on one mesh, or on one device. Raises UserError if devices that
-    should hold the same part of a weight hold different ones."""
+    """Returns the checksums of named weights, which lie on one mesh, or on one device.
+
+    Raises UserError if devices that should hold the same part of a weight hold different ones.
+    """
     by_name = {name: jax.tree.leaves(weight) for name, weight in weights.items()}
     arrays = [array for leaves in by_name.values() for array in leaves]
     mesh, specs = None, tuple(PartitionSpec() for _ in arrays)

@@ -52,8 +52,9 @@ def plain_value(value: Any, hint: Any) -> Any:
 
 
 def from_mapping(cls: type[T], values: Mapping[str, Any], path: str) -> T:
-    """Builds a dataclass, its nested dataclasses included, from a ConfigDict or a nested dict. Raises UserError, which
-    names the whole path, for an unknown or missing field, or a value of a wrong type.
+    """Builds a dataclass, its nested dataclasses included, from a ConfigDict or a nested dict.
+
+    Raises UserError, which names the whole path, for an unknown or missing field, or a value of a wrong type.
 
     Args:
       path: the name of the section in error messages ("config").

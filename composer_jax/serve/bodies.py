@@ -95,8 +95,10 @@ class SamplingBody(BaseModel):
     max_tokens: StrictInt | None = None
 
     def sampling_params(self, defaults: GenerationDefaults, max_tokens: int) -> SamplingParams:
-        """Returns the engine's parameters; what the body leaves open is the model's default. Raises ApiError for a
-        parameter out of range."""
+        """Returns the engine's parameters; what the body leaves open is the model's default.
+
+        Raises ApiError for a parameter out of range.
+        """
         stop, ids = self.stop_texts, self.stop_token_ids or []
         if max(len(stop), len(ids)) > MOST_STOPS or max(map(len, stop), default=0) > LONGEST_STOP:
             raise ApiError(
@@ -243,8 +245,11 @@ class WeightsBody(BaseModel):
 
 
 def parse_body(kind: type[BaseModel], data: bytes) -> Any:
-    """Parses the body of a request. Raises ApiError if it is no JSON object, or has a field of another type or one
-    that asks for something that is not built."""
+    """Parses the body of a request.
+
+    Raises ApiError if it is no JSON object, or has a field of another type or one that asks for something that is not
+    built.
+    """
     try:
         value = read_json(data.decode(), "the body's values")
         check_depth(value)

@@ -21,8 +21,10 @@ MOST_MESSAGES = 4096
 
 
 async def encode(service: Service, messages: list[dict[str, Any]], tools: Any) -> list[int]:
-    """Returns the prompt of a conversation. Raises ApiError for a conversation or tools that the model cannot answer,
-    or that do not fit."""
+    """Returns the prompt of a conversation.
+
+    Raises ApiError for a conversation or tools that the model cannot answer, or that do not fit.
+    """
     if len(messages) > MOST_MESSAGES:
         raise ApiError(
             f"the conversation has {len(messages)} messages; send at most {MOST_MESSAGES}.",

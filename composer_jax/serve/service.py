@@ -95,8 +95,10 @@ class Service:
             )
 
     def submit(self, prompts: Sequence[list[int]], body: SamplingBody, client: Client) -> list[Choice]:
-        """Queues body.n requests for each prompt. Raises ApiError for a parameter out of range, a prompt that does not
-        fit, or a full queue."""
+        """Queues body.n requests for each prompt.
+
+        Raises ApiError for a parameter out of range, a prompt that does not fit, or a full queue.
+        """
         n = body.n or 1
         if self.records.owner(client.session) not in (None, client.key):
             raise ApiError(f"the session {client.session!r} is another client's; use another id.", status=403)
@@ -121,8 +123,10 @@ class Service:
         return choices
 
     async def finish(self, choices: Sequence[Choice]) -> list[Sample]:
-        """Waits for all answers. Leaving the wait cancels them. Raises ApiError if the time is over, or the request was
-        aborted."""
+        """Waits for all answers. Leaving the wait cancels them.
+
+        Raises ApiError if the time is over, or the request was aborted.
+        """
         try:
             async with asyncio.timeout(self.limits.seconds):
                 await asyncio.wait([choice.handle.future for choice in choices])

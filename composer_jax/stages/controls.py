@@ -38,6 +38,7 @@ def compare_by_task(
     ours: Mapping[str, Mapping[str, Any]], theirs: Mapping[str, Mapping[str, Any]], name: str
 ) -> dict[str, Any]:
     """Returns {"difference", "low", "high", "tasks"}: our pass@1 minus theirs, and its 95 % interval, paired by task.
+
     Raises UserError if they were measured on other tasks.
 
     Args:

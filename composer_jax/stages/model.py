@@ -145,6 +145,7 @@ class Model:
 
     def chat(self, messages, *, tools=(), stream=False, seed=0, **options):
         """Answers a conversation in the model's chat format; returns the text of the answer, with calls as written.
+
         Raises UserError for an empty conversation, one that fills the context, parameters out of range, or no chat
         format.
 

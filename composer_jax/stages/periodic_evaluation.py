@@ -76,6 +76,7 @@ class PeriodicEvaluation:
         on_done: Callable[[int, int], None],
     ) -> None:
         """Plays the suites that are missing side by side, at the weights that `policy` serves, and writes their rows.
+
         Raises UserError if the infrastructure lost all episodes of a suite.
 
         Args:

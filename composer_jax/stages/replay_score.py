@@ -24,8 +24,9 @@ GROUPS_PER_CALL = 16
 
 
 def score_records(run: Run, records: RolloutRecords, policy: str) -> dict[str, Any]:
-    """Returns what the stored groups are under other weights and another reward. Raises UserError if no group is
-    stored, or for weights of another network.
+    """Returns what the stored groups are under other weights and another reward.
+
+    Raises UserError if no group is stored, or for weights of another network.
 
     Args:
       policy: address of weights for the run's network (checkpoint/address.py).

@@ -56,8 +56,10 @@ class RolloutServices:
         return Sampler(definition, self._rollout_mesh(), self.config.sampler, end_tokens=model.chat.end_tokens)
 
     def _rollout_mesh(self) -> Mesh:
-        """Returns the mesh of the run, or one on the devices that the sampler has to itself. Raises UserError if the
-        mesh of the run needs these devices, or there are several processes."""
+        """Returns the mesh of the run, or one on the devices that the sampler has to itself.
+
+        Raises UserError if the mesh of the run needs these devices, or there are several processes.
+        """
         mesh, count = self.model.mesh, self.config.rl.rollout_devices
         if not count:
             return mesh

@@ -46,8 +46,11 @@ class RunData:
 
     @functools.cached_property
     def base_chat(self) -> ChatFormat | None:
-        """The chat format of the run's base, with its tokenizer; None without a base. Raises UserError if the base has
-        no tokenizer or chat template, or its tokenizer has more ids than the embedding."""
+        """The chat format of the run's base, with its tokenizer; None without a base.
+
+        Raises UserError if the base has no tokenizer or chat template, or its tokenizer has more ids than the
+        embedding.
+        """
         if not self.config.base:
             return None
         folder = self.folder.parent / "base"

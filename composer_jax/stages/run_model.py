@@ -31,7 +31,9 @@ class RunModel:
         self, config: RunConfig, path: Path, mesh: Callable[[str | None], Mesh], data: RunData, workdir: Workdir
     ):
         """mesh: returns the mesh of a training stage, or that of the run for None; called when devices are needed.
-        data: has the tokenizer. workdir: knows which stages are done."""
+
+        data: has the tokenizer. workdir: knows which stages are done.
+        """
         self.config, self.path, self.data, self.workdir = config, path, data, workdir
         self.definition = ModelDef(config.model)
         self._mesh = mesh
@@ -80,8 +82,10 @@ class RunModel:
         )
 
     def weights_of(self, stage: str, mesh: Mesh | None = None) -> tuple[Params, Params]:
-        """Returns the (params, router_bias) that a finished stage left, on a mesh (None: the run's). Raises UserError
-        if the stage is not done."""
+        """Returns the (params, router_bias) that a finished stage left, on a mesh (None: the run's).
+
+        Raises UserError if the stage is not done.
+        """
         broadcast_from_process0(lambda: self.workdir.stage_result(stage))
         with self.store(stage) as store:
             return restore_weights(store, self.definition, self.mesh if mesh is None else mesh)
@@ -96,8 +100,10 @@ class RunModel:
         return earlier[-1] if earlier else None
 
     def weights_before(self, stage: str) -> tuple[Params, Params]:
-        """Returns the (params, router_bias) that a training stage starts from, on the mesh of that stage. Raises
-        UserError if the run skips this stage, or the stage before it is not done."""
+        """Returns the (params, router_bias) that a training stage starts from, on the mesh of that stage.
+
+        Raises UserError if the run skips this stage, or the stage before it is not done.
+        """
         if stage not in self.config.stages:
             raise UserError(
                 f"config.stages={self.config.stages} leaves out {stage}; begin a run whose config.stages names it."

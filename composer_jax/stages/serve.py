@@ -165,8 +165,10 @@ class ServedWeights:
         self._receivers: dict[str, WeightReceiver] = {}
 
     async def __call__(self, address: str, version: int) -> tuple[Any, Any]:
-        """Returns the weights at an address; of `patches:FOLDER` those of the version. Raises UserError if there are
-        none, or they are those of another network."""
+        """Returns the weights at an address; of `patches:FOLDER` those of the version.
+
+        Raises UserError if there are none, or they are those of another network.
+        """
         return await asyncio.to_thread(self._read, address, version)
 
     def _read(self, address: str, version: int) -> tuple[Any, Any]:

@@ -100,8 +100,10 @@ class ConversationFiles:
         self._counts = {"conversations": 0, "invalid": 0, "too_long": 0}
 
     def traces(self) -> list[Trace]:
-        """Returns (tokens int32[n], trained bool[n]) of every conversation, in the order of the files. Raises UserError
-        for a file that cannot be read, or a row that is to be refused."""
+        """Returns (tokens int32[n], trained bool[n]) of every conversation, in the order of the files.
+
+        Raises UserError for a file that cannot be read, or a row that is to be refused.
+        """
         traces: list[Trace] = []
         self._counts = dict.fromkeys(self._counts, 0)
         for file in self._files:
@@ -139,8 +141,11 @@ TRACE_SOURCES: Mapping[str, Callable[..., ConversationSource]] = {"conversations
 
 
 def make_trace_source(name: str, config: TraceSourceConfig, context: SourceContext) -> ConversationSource:
-    """Constructs the source that sft.sources.NAME describes. Raises UserError for a kind that is neither in
-    TRACE_SOURCES nor an import path that resolves, or options that the constructor lacks."""
+    """Constructs the source that sft.sources.NAME describes.
+
+    Raises UserError for a kind that is neither in TRACE_SOURCES nor an import path that resolves, or options that the
+    constructor lacks.
+    """
     place = f"config.sft.sources.{name}"
     kind = resolve(config.kind, TRACE_SOURCES, f"{place}.kind")
     try:

@@ -216,8 +216,10 @@ class _Recorder:
         self._skipped = SkippedSteps()
 
     def complete(self, completed: CompletedStep) -> None:
-        """Writes what a step leaves. Raises UserError if the gradients of several steps in a row are not finite
-        (train/loop.py: SkippedSteps)."""
+        """Writes what a step leaves.
+
+        Raises UserError if the gradients of several steps in a row are not finite (train/loop.py: SkippedSteps).
+        """
         config, state, cursor, step = self._run.config.rl, completed.state, completed.cursor, completed.step
         if step > self._last_row:
             self._metrics.write(step, **completed.row)

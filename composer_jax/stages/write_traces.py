@@ -63,8 +63,10 @@ def write_expert_traces(run: Run, out: str, min_reward: float | None = None) -> 
 
 
 def write_recorded_traces(run: Run, names: Sequence[str], out: str, min_reward: float | None = None) -> TraceStats:
-    """Writes the recorded episodes of a run (RUN/episodes/NAME.jsonl) to `out`, one conversation a line. Raises
-    UserError if there are no such records, they are of an older version, or `out` cannot be written."""
+    """Writes the recorded episodes of a run (RUN/episodes/NAME.jsonl) to `out`, one conversation a line.
+
+    Raises UserError if there are no such records, they are of an older version, or `out` cannot be written.
+    """
 
     def rows(record: EpisodeRecord) -> list[dict[str, Any]] | None:
         try:
@@ -91,6 +93,7 @@ def write_sampled_traces(
     run: Run, policy: str, tasks: Sequence[str], attempts: int, out: str, min_reward: float | None = None
 ) -> TraceStats:
     """Lets a policy attempt tasks and writes its episodes to `out`, one conversation a line, with the sampled ids.
+
     Raises UserError for weights of another network, no such tasks, nothing to write, or a file that cannot be written.
 
     Args:

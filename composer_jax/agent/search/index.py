@@ -25,8 +25,11 @@ class Hit:
 
 
 class SearchIndex:
-    """Chunks and their words. numbers: path -> the numbers of the file's chunks. postings: word -> (numbers
-    of the chunks with it, its count in each)."""
+    """Chunks and their words.
+
+    numbers: path -> the numbers of the file's chunks. postings: word -> (numbers of the chunks with it, its count in
+    each).
+    """
 
     def __init__(self, chunks: Iterable[CodeChunk]):
         self.chunks = list(chunks)

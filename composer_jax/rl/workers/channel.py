@@ -77,8 +77,10 @@ class Channel:
         return self.reason
 
     async def call(self, method: str, body: dict[str, Any], arrays: Sequence[np.ndarray] = ()) -> Frame:
-        """Calls a method of the other end and returns its reply; cancelling it cancels the handler there. Raises
-        ChannelClosed if the connection is closed, or breaks before the reply, and what the handler raised."""
+        """Calls a method of the other end and returns its reply; cancelling it cancels the handler there.
+
+        Raises ChannelClosed if the connection is closed, or breaks before the reply, and what the handler raised.
+        """
         if self.reason:
             raise ChannelClosed(self.reason)
         number, future = next(self._numbers), asyncio.get_running_loop().create_future()

@@ -90,8 +90,10 @@ def _proof(token: str, role: str, trainer_challenge: str, worker_challenge: str)
 
 
 def read_token(path: Path) -> str:
-    """Returns the token in a file. Raises UserError if there is no such file, or its token is shorter than
-    MIN_TOKEN."""
+    """Returns the token in a file.
+
+    Raises UserError if there is no such file, or its token is shorter than MIN_TOKEN.
+    """
     try:
         token = path.read_text(encoding="utf-8").strip()
     except OSError as error:

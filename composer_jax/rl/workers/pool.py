@@ -37,8 +37,10 @@ CLOSE_S = 5.0
 
 @dataclass(frozen=True)
 class PoolOptions:
-    """Where a trainer listens for workers, and how long it waits for them. Raises UserError for a number out of
-    range."""
+    """Where a trainer listens for workers, and how long it waits for them.
+
+    Raises UserError for a number out of range.
+    """
 
     host: str = "127.0.0.1"
     """Address of the interface to listen on; "" is all of them."""
@@ -75,8 +77,11 @@ class WorkerPool:
     """
 
     def __init__(self, options: PoolOptions, setup: WorkerSetup, token: str, context: EpisodeContext):
-        """setup: what workers need for episodes. token: what a worker must know to be let in (handshake.py). context:
-        what the episodes of this machine need; its cache counts the sandbox runs of all workers."""
+        """setup: what workers need for episodes.
+
+        token: what a worker must know to be let in (handshake.py). context: what the episodes of this machine need; its
+        cache counts the sandbox runs of all workers.
+        """
         self.port, self.losses = 0, 0
         self._options, self._token, self._context = options, token, context
         # Both ends send heartbeats as often as the silence that the trainer bears requires.

@@ -61,8 +61,10 @@ MakeContext = Callable[[WorkerSetup, int], AbstractAsyncContextManager[EpisodeCo
 
 
 async def run_worker(options: WorkerOptions, make_context: MakeContext = WorkerSetup.episode_context) -> None:
-    """Plays episodes until the trainer ends its run. Cancelling it returns the sandboxes. Raises UserError if no
-    trainer answers for options.patience_s, it has another token or version, or this machine cannot build sandboxes.
+    """Plays episodes until the trainer ends its run. Cancelling it returns the sandboxes.
+
+    Raises UserError if no trainer answers for options.patience_s, it has another token or version, or this machine
+    cannot build sandboxes.
 
     Args:
       make_context: (setup, number of sandboxes) -> what episodes need.

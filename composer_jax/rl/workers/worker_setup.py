@@ -45,8 +45,10 @@ class WorkerSetup:
 
     @contextlib.asynccontextmanager
     async def episode_context(self, sandboxes: int) -> AsyncIterator[EpisodeContext]:
-        """Yields the context of episodes on this machine, with at most `sandboxes` sandboxes in use at once. Raises
-        UserError if this machine cannot build sandboxes, or the setup gives no chat format."""
+        """Yields the context of episodes on this machine, with at most `sandboxes` sandboxes in use at once.
+
+        Raises UserError if this machine cannot build sandboxes, or the setup gives no chat format.
+        """
         chat = self.chat()
         async with LocalSandboxPool(self.sandbox_limits, size=sandboxes) as pool, ImagePools(sandboxes) as images:
             yield EpisodeContext(chat, pool, self.settings, ResultCache(), images)
