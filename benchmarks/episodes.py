@@ -84,9 +84,6 @@ class ScriptedSession:
 class ScriptedPolicy:
     """A policy with a limited number of open sessions."""
 
-    busy_seconds = 0.0
-    decoded_tokens = 0
-
     def __init__(self, chat: ChatFormat, slots: int):
         self.chat, self.slots = chat, asyncio.Semaphore(slots)
 

@@ -1,12 +1,24 @@
 """An event loop in a thread of its own, so that code which is not asynchronous can use it anywhere: also in a
-notebook, whose cells run inside an event loop already and may start no second one in their thread."""
+notebook, whose cells run inside an event loop already and may start no second one in their thread. And `run_all`, for
+the code that runs on it."""
 
 import asyncio
 import concurrent.futures
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+
+async def run_all(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Runs coroutines at once and returns what they return; if one fails, the others are cancelled and end first."""
+    tasks = [asyncio.create_task(one) for one in work]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class EventLoop:

@@ -52,6 +52,7 @@ WITHOUT_JAX = (
     "sampler.policy",
     "sampler.scheduler",
     "checkpoint.gguf.virtual_folder",
+    "checkpoint.weight_chain",
     "rl.rollout",
     "rl.workers",
     "evals.suite",

@@ -22,7 +22,8 @@ SUMMARY = "{summary}"
 heading or nothing."""
 
 CARRY = f"Summary {{number}}:\n{SUMMARY}{{plan}}"
-"""The user message that a new branch starts with (not published); a config replaces it by .carry."""
+"""The user message that a new branch starts with (not published); a config replaces it by
+agent.compactions.NAME.carry."""
 
 PLAN = "\nPlan:\n"
 """The heading of the plan (not published)."""

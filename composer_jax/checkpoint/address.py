@@ -7,7 +7,7 @@ that exist, and gguf: for files that end in .gguf.
 
 from typing import Literal, NamedTuple
 
-from composer_jax.checkpoint.huggingface.folder import Folder
+from composer_jax.checkpoint.folder import Folder
 
 STAGES = ("pretrain", "sft", "rl")
 """Stages of a run that leave weights, in their order. A config may have further phases between the first two."""

@@ -13,9 +13,9 @@ from jax.sharding import Mesh
 
 from composer_jax.checkpoint.address import STAGES, Address, parse
 from composer_jax.checkpoint.dtypes import require_float_dtype
+from composer_jax.checkpoint.folder import Folder, ReadOnceFolder
 from composer_jax.checkpoint.gguf import open_gguf
 from composer_jax.checkpoint.huggingface import Loaded, load_hf, model_config
-from composer_jax.checkpoint.huggingface.folder import Folder, ReadOnceFolder
 from composer_jax.checkpoint.huggingface.load import load_tensors
 from composer_jax.checkpoint.huggingface.save import TOKENIZER_FILES, read_tokenizer_files
 from composer_jax.checkpoint.native import read_model_config, restore_weights

@@ -4,8 +4,8 @@ import dataclasses
 
 from composer_jax.checkpoint.address import PREFIX, Address, parse
 from composer_jax.checkpoint.checkpoint import open_checkpoint
+from composer_jax.checkpoint.folder import Folder
 from composer_jax.checkpoint.huggingface import hf_config, save_hf
-from composer_jax.checkpoint.huggingface.folder import Folder
 from composer_jax.checkpoint.huggingface.save import write_tokenizer_files
 from composer_jax.checkpoint.native import model_notes
 from composer_jax.checkpoint.store import CheckpointStore

@@ -23,7 +23,7 @@ import numpy as np
 import zstandard
 
 from composer_jax.atomic_write import write_atomically
-from composer_jax.checkpoint.huggingface.folder import Folder
+from composer_jax.checkpoint.folder import Folder
 from composer_jax.checkpoint.weight_patch import (
     LEVEL,
     BadPatch,

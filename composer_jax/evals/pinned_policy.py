@@ -22,7 +22,7 @@ class PinnedPolicy:
         self._policy, self._version, self._temperature = policy, version, temperature
 
     def serving(self) -> AbstractAsyncContextManager[object]:
-        """See Policy.serving; the policy serves already."""
+        """See ServingPolicy.serving; the policy serves already."""
         return nullcontext()
 
     async def open(self, seed: int) -> "PinnedSession":

@@ -22,7 +22,7 @@ from composer_jax.data.prepare.layout import printable_path, with_line_end
 from composer_jax.data.text_tokenizer import TextTokenizer
 from composer_jax.errors import UserError
 from composer_jax.evals.interval import interval
-from composer_jax.rl.rollout import run_all
+from composer_jax.event_loop import run_all
 from composer_jax.sampler.policy import Sample, ServingPolicy
 from composer_jax.tasks.patches import format_unified
 
@@ -92,8 +92,8 @@ def read_tasks(repository: Path, diffs: int) -> Iterator[StateTask | str]:
     """Yields a task, or the reason why there is none, for each file with at least `diffs` changes.
 
     The tasks have the newest changes of files that are checked out, of a language that `launch.prepare_data` reads, in
-    an order that the paths fix. Changes of nothing but line ends are not counted. Raises UserError if it is no git
-    repository, or no file of it has so many changes.
+    an order that the paths fix. Changes of nothing but line ends are not counted. Raises UserError for a folder that is
+    not a git repository, or that has no file of so many changes.
     """
     if not is_repository(repository):
         raise UserError(f"{repository} is not a git repository; name the folder that holds .git")

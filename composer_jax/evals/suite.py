@@ -161,10 +161,10 @@ def compaction_error(uncompacted: SuiteResult, compacted: SuiteResult) -> float:
 
 
 def pass_at_k(n: int, solved: int, k: int) -> float:
-    """Unbiased estimate of the chance that at least one of k attempts solves a task, from `solved` of n attempts
-    (Chen et al. 2021, arXiv 2107.03374, equation 1).
+    """Returns the unbiased estimate of the chance that one of k attempts solves a task, from `solved` of n attempts.
 
-    1 - C(n - solved, k) / C(n, k). Raises ValueError if k > n, which cannot be estimated.
+    1 - C(n - solved, k) / C(n, k) (Chen et al. 2021, arXiv 2107.03374, equation 1). Raises ValueError if k > n, which
+    cannot be estimated.
     """
     if not 0 < k <= n or not 0 <= solved <= n:
         raise ValueError(f"pass@{k} cannot be estimated from {solved} of {n} attempts")

@@ -1,8 +1,8 @@
-"""Journal: an append-only file of JSON lines that survives a kill and a power failure."""
+"""Journal: an append-only file of JSON lines that survives a kill and, with `sync`, a power failure."""
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,8 @@ from composer_jax.errors import UserError
 class Journal:
     """A file of JSON objects, one per line.
 
-    Opening an existing file drops an incomplete last line, which a kill in the middle of a write leaves. Raises
-    UserError if the file cannot be written, or a line before the last one is not a JSON object.
+    Opening an existing file drops an incomplete last line, which a kill in the middle of a write leaves; `read_journal`
+    reads the others. Raises UserError if the file cannot be written.
     """
 
     def __init__(self, path: Path, before_write: Callable[[], None] | None = None, *, sync: bool = True):
@@ -24,24 +24,23 @@ class Journal:
         """
         self.path, self._before_write, self._sync = path, before_write, sync
         content = path.read_bytes() if path.exists() else b""
-        rows = _parse_lines(path, content)
         if not content.endswith(b"\n"):
-            write_atomically(path, b"".join(map(_line, rows)))
+            write_atomically(path, content[: content.rfind(b"\n") + 1])
         self._open()
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Adds one object; returns when it is on the disk."""
+        """Adds one object; with `sync`, returns when it is on the disk."""
         self._check()
         self._file.write(_line(row))
         self._file.flush()
         if self._sync:
             os.fsync(self._file.fileno())
 
-    def truncate(self, count: int) -> None:
-        """Keeps the first `count` objects, by an atomic rewrite."""
+    def rewrite(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Replaces all objects atomically."""
         self._check()
         self._file.close()
-        write_atomically(self.path, b"".join(map(_line, read_journal(self.path)[:count])))
+        write_atomically(self.path, b"".join(map(_line, rows)))
         self._open()
 
     def close(self) -> None:
@@ -58,22 +57,15 @@ class Journal:
             raise UserError(f"cannot write {self.path}: {error.strerror}") from error
 
 
-NO_OBJECT = "is not a JSON object; move the folder away and start anew"
+_NO_OBJECT = "is not a JSON object; move the folder away and start anew"
 
 
-def read_journal(path: Path, refusal: str = NO_OBJECT) -> list[dict[str, Any]]:
+def read_journal(path: Path, refusal: str = _NO_OBJECT) -> list[dict[str, Any]]:
     """Returns the objects of a journal without an incomplete last line; [] if there is no such file.
 
     Raises UserError if a line before the last one is not a JSON object; `refusal` ends the sentence.
     """
-    return _parse_lines(path, path.read_bytes() if path.exists() else b"", refusal)
-
-
-def _line(row: Mapping[str, Any]) -> bytes:
-    return json.dumps(row, separators=(",", ":"), allow_nan=False).encode() + b"\n"
-
-
-def _parse_lines(path: Path, content: bytes, refusal: str = NO_OBJECT) -> list[dict[str, Any]]:
+    content = path.read_bytes() if path.exists() else b""
     rows = []
     for number, line in enumerate(content.split(b"\n")[:-1], start=1):
         try:
@@ -84,3 +76,7 @@ def _parse_lines(path: Path, content: bytes, refusal: str = NO_OBJECT) -> list[d
             raise UserError(f"line {number} of {path} {refusal}")
         rows.append(row)
     return rows
+
+
+def _line(row: Mapping[str, Any]) -> bytes:
+    return json.dumps(row, separators=(",", ":"), allow_nan=False).encode() + b"\n"

@@ -19,7 +19,7 @@ from composer_jax.observe.sinks import Sink
 class MetricsWriter:
     """Appends rows to a metrics file and flushes each; a context manager.
 
-    before_write: called before every row, such as Workdir.require_held: a run that lost its folder ends at the next
+    before_write: called before every write, such as Workdir.require_held: a run that lost its folder ends at the next
       step.
     sinks: get the same rows, and are closed with the writer.
 
@@ -62,7 +62,7 @@ class MetricsWriter:
     def truncate_after(self, step: int) -> None:
         """Drops the rows of steps after `step` by an atomic rewrite."""
         rows = [row for row in read_metrics(self.path) if row["step"] <= step]
-        self._journal.truncate(len(rows))
+        self._journal.rewrite(rows)
         self._follow(rows)
         for sink in self._sinks:
             sink.truncate_after(self._valid_step)

@@ -27,7 +27,7 @@ from composer_jax.observe.picture import (
     start_y_at_zero,
 )
 
-NOT_YET = "not in this run yet"
+_NOT_YET = "not in this run yet"
 Marks = Mapping[str, Pair]  # family -> held-out pass@1 before and after RL, each 0..1
 Panels = Sequence[tuple[str, str, Mapping[str, str]]]
 """Title, unit, and name -> column of the curves of each panel."""
@@ -186,7 +186,7 @@ def plot_suites(rows: Rows, stage: str, path: Path, theme: Theme = LIGHT) -> Pat
 
 def plot_health(rows: Rows, path: Path, theme: Theme = LIGHT) -> Path | None:
     """Plots four diagnostics of an RL run: entropy, largest importance ratio, gradient norm, turns per episode."""
-    return _plot_panels(rows, HEALTH, 2.6, NOT_YET, path, theme)
+    return _plot_panels(rows, HEALTH, 2.6, _NOT_YET, path, theme)
 
 
 def _plot_panels(rows: Rows, panels: Panels, height: float, note: str, path: Path, theme: Theme) -> Path | None:
@@ -359,7 +359,7 @@ def _annotate(ax: Axes, x: float, y: float, text: str, offset: tuple[float, floa
     ax.annotate(text, (x, y), xytext=offset, textcoords="offset points", ha=align, fontsize=9, color=color, zorder=6)
 
 
-def _mark_empty(ax: Axes, theme: Theme, note: str = NOT_YET) -> None:
+def _mark_empty(ax: Axes, theme: Theme, note: str = _NOT_YET) -> None:
     if not ax.has_data():
         ax.text(0.5, 0.5, note, transform=ax.transAxes, ha="center", color=theme.muted)
         ax.set(xticks=[], yticks=[])

@@ -102,7 +102,7 @@ def make_mesh(devices: Devices | None = None, **sizes: int) -> Mesh:
     unknown = sorted(set(sizes) - set(AXES))
     if unknown:
         raise UserError(f"Unknown mesh axis {unknown[0]!r}; the axes are {', '.join(AXES)}.")
-    fields: dict[str, Any] = {"replica": 1} | sizes
+    fields: dict[str, Any] = {"replica": 1} | sizes  # that of a MeshConfig is -1 by default
     sizes = MeshConfig(**fields).axis_sizes
     if remainders := [axis for axis, size in sizes.items() if size == -1]:
         others = {axis: size for axis, size in sizes.items() if axis != remainders[0] and size != 1}

@@ -169,7 +169,7 @@ class RLConfig:
     def route_shape(self, model: ModelConfig) -> tuple[int, int] | None:
         """Returns (expert layers, experts per token) of the routes to replay in this network; None without replay.
 
-        Raises UserError if router_replay="on" for a network without experts.
+        Raises UserError for router_replay="on" and a network without experts.
         """
         if self.router_replay == "off" or (self.router_replay == "auto" and not model.n_experts):
             return None

@@ -90,7 +90,7 @@ def feedback_metrics(
     Raises:
       UserError: the loss has no such term.
     """
-    spans, names = [span for row in rows for span in row.hints], map(detector_name, config.detectors)
+    spans = [span for row in rows for span in row.hints]
     if learned is not None and "feedback_kl" not in learned:
         raise UserError(
             f"rl.feedback.weight={config.weight} needs a loss with a term for it, which the one of rl.loss.name lacks; "
@@ -103,7 +103,10 @@ def feedback_metrics(
         "feedback_loss": sums["feedback_weighted"] / normaliser if tokens else None,
         "feedback_tokens": tokens,
         "feedback_turns": len(spans),
-        **{f"feedback_turns_{name}": sum(name in span.detectors for span in spans) for name in names},
+        **{
+            f"feedback_turns_{name}": sum(name in span.detectors for span in spans)
+            for name in map(detector_name, config.detectors)
+        },
     }
 
 

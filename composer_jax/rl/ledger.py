@@ -149,7 +149,7 @@ class RolloutLedger:
                 break
             complete = record.step
         if complete < len(self.batches):
-            self._batches.truncate(complete)
+            self._batches.rewrite(read_journal(self._batches.path)[:complete])
             self.batches = self.batches[:complete]
             self.samples.keep([])  # weights that no step leads to any more may have sampled them
         trained = {number for record in self.batches[:step] for number in record.groups}

@@ -213,14 +213,16 @@ class PolicyUpdate:
             return float(sum(np.count_nonzero(getattr(row, loss_term)) for row in rows))
 
         kinds = self.config.algorithm.normalisers
-        hinted = float(sum(len(span.tokens) for row in rows for span in row.hints))
-        feedback = constant if kinds.feedback == "constant" else max(1.0, hinted)
+        feedback = None
+        if self._find_hints is not None:
+            hinted = float(sum(len(span.tokens) for row in rows for span in row.hints))
+            feedback = constant if kinds.feedback == "constant" else max(1.0, hinted)
         by_kind = {"constant": lambda _: constant, "tokens": lambda loss_term: max(count(loss_term), 1.0)}
         return LossTermNormalisers(
             policy=by_kind[kinds.policy]("weights"),
             cross_entropy=by_kind[kinds.cross_entropy]("ce_weights"),
             kl=by_kind[kinds.kl]("kl_weights"),
-            feedback=None if self._find_hints is None else feedback,
+            feedback=feedback,
         )
 
 

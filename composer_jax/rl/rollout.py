@@ -1,11 +1,9 @@
 """Rollouts: concurrent episodes of one policy."""
 
-import asyncio
 import dataclasses
 import functools
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
-from typing import Any, TypeVar
 
 from absl import logging
 
@@ -15,11 +13,11 @@ from composer_jax.agent.episode_spec import EpisodeSpec
 from composer_jax.agent.transcript import Transcript
 from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.errors import UserError
+from composer_jax.event_loop import run_all
 from composer_jax.sampler.policy import Policy, Sample, ServingPolicy, Session
 from composer_jax.sandbox import SandboxDied
 from composer_jax.seeds import hash_seed
 
-T = TypeVar("T")
 PlayEpisode = Callable[[EpisodeSpec, Policy], Awaitable[Episode]]
 """Plays one episode of a policy, as `play_episode` does in this process and the workers of rl/workers elsewhere."""
 
@@ -49,23 +47,14 @@ async def roll_out(
         return await run_all(play(spec) for spec in specs)
 
 
-async def run_all(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Runs coroutines at once and returns what they return; if one fails, the others are cancelled and end first."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one) for one in work]
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None
-    return [task.result() for task in tasks]
-
-
 async def play_episode(spec: EpisodeSpec, policy: Policy, context: EpisodeContext) -> Episode:
     """Plays one episode; an attempt that the infrastructure loses is repeated with new random numbers.
 
     An attempt is lost if its sandboxes die without the policy's doing, or if the harness raises, which is logged. If
     the last attempt is lost, the episode has no reward. What the policy breaks, its time limit or its sandbox, is an
-    outcome with grade 0, which ends the attempts (docs/rewards.md). Raises UserError if the task cannot be played with
-    this context, and what the policy raises.
+    outcome with grade 0, which ends the attempts (docs/rewards.md).
+
+    Raises UserError if the task cannot be played with this context. Errors of the policy are raised, too.
     """
     episode = None
     for number in range(context.settings.infrastructure_retries + 1):
@@ -74,7 +63,8 @@ async def play_episode(spec: EpisodeSpec, policy: Policy, context: EpisodeContex
         try:
             task, images = spec.task, context.images
             # The workspace first, so that no session waits while the container of a task with an image starts.
-            async with nullcontext() if task.image is None or images is None else images.workspace(task):
+            workspace = nullcontext() if task.image is None or images is None else images.workspace(task)
+            async with workspace:
                 session = _WatchedSession(await policy.open(seed))
                 try:
                     episode = await _play_attempt(attempt, session, context)
@@ -103,9 +93,9 @@ async def _play_attempt(spec: EpisodeSpec, session: "_WatchedSession", context: 
 
 def lost_episode(spec: EpisodeSpec, detail: str) -> Episode:
     """Returns an episode that the infrastructure lost; `detail` says how."""
-    task, lost = spec.task, "infrastructure"
+    task, outcome = spec.task, "infrastructure"
     return Episode(
-        task.id, task.family, task.split, spec.seed, Transcript(), None, lost, detail=detail, effort=spec.effort
+        task.id, task.family, task.split, spec.seed, Transcript(), None, outcome, detail=detail, effort=spec.effort
     )
 
 

@@ -22,8 +22,7 @@ import numpy as np
 
 from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.frames import FrameError, encode_frame, read_frame
-from composer_jax.rl.workers.messages import sample_from_frame, sample_to_frame
-from composer_jax.rl.workers.remote_policy import common_prefix
+from composer_jax.rl.workers.messages import common_prefix, sample_from_frame, sample_to_frame
 from composer_jax.sampler.policy import Policy, Sample, Session
 
 
@@ -93,9 +92,8 @@ class RecordedSession:
         """See Session.sample. Returns when the sample is in the file."""
         tokens = np.asarray(context, np.int32)
         request = _hash_request(tokens, params, branch)
-        known = common_prefix(
-            tokens, self._tokens[: len(self._routing)]
-        )  # tokens whose routes the sample before it has
+        # The sample before has the routes of these tokens.
+        known = common_prefix(tokens, self._tokens[: len(self._routing)])
         if self._records:
             record = self._records.popleft()
             if record.request == request:

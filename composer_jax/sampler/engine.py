@@ -259,8 +259,8 @@ class Sampler:
         """Serves sessions inside the block.
 
         If serving fails, every pending request raises the exception, and so does every later one. Raises RuntimeError
-        if no weights were installed by `update`, the sampler is serving already, or process 0 serves, and
-        OtherProcessError if another process of the mesh failed or is gone; the serving ends.
+        if no weights were installed by `update`, the sampler is serving already, or process 0 serves. The
+        serving ends with an OtherProcessError if another process of the mesh failed or is gone.
         """
         if self.version < 0:
             raise RuntimeError("call Sampler.update before serving")

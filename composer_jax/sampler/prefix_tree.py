@@ -4,9 +4,11 @@ A node is one full page. The path from the root to a node spells a prefix of con
 tokens of the page and of all pages before it. Holders (running requests and leases) keep the pages of a path; the other
 pages are reused for new contexts when the pool is empty, the least recently held first.
 
-Where every layer has a sliding window, a holder needs only the last pages of its path (n_skipped_pages). It
-releases the others, which may then be reused while pages after them are held. Their nodes stay as the way to those
-pages: a prefix is found as long as the pages are there that the tokens after it attend to. Integers only, no JAX.
+Where every layer has a sliding window, a holder needs only the last pages of its path (n_skipped_pages). It releases
+the others, which may then be reused while pages after them are held. Their nodes stay as the way to those pages: a
+prefix is found as long as the pages are there that the tokens after it attend to.
+
+PagePool says which pages are free. Integers only, no JAX.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,4 +1,7 @@
-"""Runner: the weights and the cache on the mesh, and the device calls that carry out a schedule."""
+"""Runner: the weights and the cache on the mesh, and the device calls that carry out a schedule.
+
+gather_shards: what a call returned, with the shards that other processes hold.
+"""
 
 import dataclasses
 import functools

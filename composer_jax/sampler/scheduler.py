@@ -271,8 +271,10 @@ class Scheduler:
             self._skip_pages(s)
             needed = self._n_needed(s) - len(s.pages)
             while s.shard >= 0 and not self._make_room(s.shard, needed):
-                rivals = (other for other in self.running if other.shard == s.shard)
-                self._preempt(max(rivals, key=lambda s: (-s.priority, s.arrival)))  # the last of the least important
+                candidates = (other for other in self.running if other.shard == s.shard)
+                self._preempt(
+                    max(candidates, key=lambda other: (-other.priority, other.arrival))
+                )  # the last of the least important
             if s.shard >= 0 and needed > 0:
                 s.pages += self.pools[s.shard].take(needed)
 

@@ -2,7 +2,8 @@
 
 Nothing but device calls needs the other processes. Process 0 sends the name and the NumPy inputs of each call
 (parallel/command_channel.py) before it makes the call itself, and gets the rows that the others computed back the same
-way. The weights and the cache are global arrays of which every process holds its shards already.
+way. The weights and the cache are global arrays of which every process holds its shards already. A WeightUpdate waits
+for the end of a device call, on one process as well.
 """
 
 import asyncio
@@ -28,7 +29,6 @@ OnCall = Callable[[dict[str, Any], list[np.ndarray]], object]
 
 REPORT_S = 2.0
 """Seconds in which a process that dies is reported to those whose device programs fail because of it."""
-
 
 UpdateMode = Literal["keep", "recompute", "drain"]
 

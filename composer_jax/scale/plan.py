@@ -1,4 +1,5 @@
-"""The plan of a stage on a slice of TPUs: memory, predicted seconds, and the largest costs."""
+"""The plan of a stage on a slice of TPUs: its programs compiled by XLA's own compiler, their memory, predicted seconds,
+and the largest costs."""
 
 import dataclasses
 import re

@@ -1,4 +1,7 @@
-"""POST /v1/chat/completions: answers in the form of OpenAI's chat completions, with vLLM's token ids."""
+"""POST /v1/chat/completions: answers in the form of OpenAI's chat completions, with vLLM's token ids.
+
+The other endpoints share its identifiers, events and refusals.
+"""
 
 import asyncio
 import json

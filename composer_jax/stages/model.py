@@ -194,7 +194,7 @@ class Model:
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[Self]:
-        """See Policy.serving. `generate` and `chat` cannot be called inside."""
+        """See ServingPolicy.serving. `generate` and `chat` cannot be called inside."""
         async with self._sampler_for(SESSION_CAPACITY).serving():
             yield self
 

@@ -17,10 +17,11 @@ from composer_jax.agent.episode_spec import EpisodeSpec
 from composer_jax.errors import UserError
 from composer_jax.evals.pinned_policy import PinnedPolicy
 from composer_jax.evals.suite import Suite, SuiteResult, run_suite
+from composer_jax.event_loop import run_all
 from composer_jax.observe.metrics import NoMetrics, read_metrics
 from composer_jax.observe.progress import Progress
 from composer_jax.parallel.processes import broadcast_from_process0, is_first_process
-from composer_jax.rl.rollout import PlayEpisode, play_episode, run_all
+from composer_jax.rl.rollout import PlayEpisode, play_episode
 from composer_jax.sampler.engine import Sampler
 from composer_jax.sampler.policy import Policy, TrainablePolicy
 from composer_jax.stages.evaluate import suites

@@ -8,8 +8,7 @@ from composer_jax.agent.episode_spec import EpisodeSpec
 from composer_jax.agent.summary import Compaction
 from composer_jax.data.chat.chat_format import ChatFormat
 from composer_jax.errors import UserError
-from composer_jax.event_loop import EventLoop
-from composer_jax.rl.rollout import run_all
+from composer_jax.event_loop import EventLoop, run_all
 from composer_jax.sampler.policy import ServingPolicy
 from composer_jax.sandbox import LocalSandboxPool, SandboxLimits
 from composer_jax.stages.model import Model

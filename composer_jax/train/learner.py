@@ -77,7 +77,7 @@ class StepMetrics:
         metrics = {name: float(value) for name, value in arrays.items()} | {"learning_rate": self.learning_rate}
         if counts is not None:
             metrics["load_imbalance"] = load_imbalance(counts["moe_layers"])
-            metrics["router_entropy"] /= max(1.0, sum_counts(counts))
+            metrics["router_entropy"] /= max(1.0, _sum_counts(counts))
         return metrics
 
 
@@ -277,7 +277,7 @@ class Learner:
         for batch in batches:
             part = self._evaluate(state.params, state.router_bias, self.shard_batch(batch), np.float32(1))["sums"]
             if (counts := part.pop("counts", None)) is not None:
-                part["routed"] = sum_counts(counts)
+                part["routed"] = _sum_counts(counts)
             for name, value in part.items():
                 sums[name] = sums.get(name, 0.0) + float(np.sum(value))
         return sums
@@ -417,7 +417,7 @@ def update_router_bias(router_bias: Params, counts: dict[str, jax.Array], rate: 
     return updated
 
 
-def sum_counts(counts: dict[str, Any]) -> float:
+def _sum_counts(counts: dict[str, Any]) -> float:
     """Returns the sum of the counts of all stacks."""
     return float(sum(np.asarray(counts_LE).sum(dtype=np.float64) for counts_LE in counts.values()))
 

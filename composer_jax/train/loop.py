@@ -1,5 +1,7 @@
 """The training loop of continued pretraining and SFT: batches in, checkpoints and metrics out, resumable.
 
+A step whose gradient is not finite is skipped; several in a row end the run (SkippedSteps).
+
 Each of several processes packs every batch, whole, from its own stream, and places the rows of its devices. It reads
 the token ids of prepared data for these rows only, but knows the segments and weights of all, so that every count is
 that of the whole batch. Nothing is exchanged, and a checkpoint holds one position in one stream, which resumes on any

@@ -106,7 +106,7 @@ class Optimizer:
     learning_rate: Callable[[int], float]
     """The rate of an optimizer step, counted from 0. The jitted step receives it as an argument, so that changing it
     does not recompile."""
-    config: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+    config: OptimizerConfig = dataclasses.field(default_factory=lambda: OptimizerConfig(master_dtype=""))
     """What the step does beside the transformation: dtypes, offload, QK-clip; make_optimizer sets it."""
 
 

@@ -42,7 +42,8 @@ def clip(ratio: jax.Array, advantage: jax.Array, bounds: Bounds) -> jax.Array:
 def mask(ratio: jax.Array, advantage: jax.Array, bounds: Bounds) -> jax.Array:
     """A token outside the bounds gets weight 0, whatever the sign of its advantage.
 
-    GLM-5, IcePop and Kimi K2.5 (arXiv 2602.02276) are this function with different widths (PUBLISHED_REGIONS).
+    GLM-5 and IcePop are this function with different widths (PUBLISHED_REGIONS). So is Kimi K2.5's lowest < log ratio <
+    highest (arXiv 2602.02276; bounds not published): ratio_low = 1 - exp(lowest), ratio_high = exp(highest) - 1.
     """
     return jnp.where((ratio > bounds.lower) & (ratio < bounds.upper), ratio, 0)
 

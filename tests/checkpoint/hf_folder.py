@@ -7,8 +7,8 @@ import chex
 import jax
 import numpy as np
 
+from composer_jax.checkpoint.folder import Folder
 from composer_jax.checkpoint.huggingface import save_hf
-from composer_jax.checkpoint.huggingface.folder import Folder
 from composer_jax.checkpoint.huggingface.safetensors_files import write_safetensors
 from composer_jax.models.model_def import ModelDef
 from tests.models.small import random_weights, small

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import pytest
 
+from composer_jax.checkpoint.folder import Folder
 from composer_jax.checkpoint.huggingface import load_hf, save_hf
-from composer_jax.checkpoint.huggingface.folder import Folder
 from composer_jax.checkpoint.huggingface.safetensors_files import split_into_files
 from composer_jax.errors import UserError
 from composer_jax.models.model_def import ModelDef

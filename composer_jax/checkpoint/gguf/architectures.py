@@ -116,7 +116,7 @@ def _scaling(file: GGUFContainer, name: str, theta: float, width: int) -> dict[s
     if ROPE_FACTORS in file.shapes:
         if kind != "none":
             raise UserError(f"{file.path} scales positions by {kind!r} and by the tensor {ROPE_FACTORS}; one is read.")
-        scaling = llama3_scaling(file.read(ROPE_FACTORS), theta, width)
+        scaling = _llama3_scaling(file.read(ROPE_FACTORS), theta, width)
         if scaling is None:
             raise UserError(f"{ROPE_FACTORS} in {file.path} does not hold the frequencies of Llama 3's scaling.")
         return scaling
@@ -139,7 +139,7 @@ def _scaling(file: GGUFContainer, name: str, theta: float, width: int) -> dict[s
     return scaling
 
 
-def llama3_scaling(divisors: np.ndarray, theta: float, width: int) -> dict[str, Any] | None:
+def _llama3_scaling(divisors: np.ndarray, theta: float, width: int) -> dict[str, Any] | None:
     """Returns Llama 3's rope_scaling of config.json, of which GGUF files store the result; None if none explains it.
 
     transformers describes it by four numbers; the frequency f of a pair, which has the wavelength w = 2 pi / f, becomes

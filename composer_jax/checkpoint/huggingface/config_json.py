@@ -64,12 +64,12 @@ def model_config(hf_config: Mapping[str, Any]) -> ModelConfig:
         null_means_value = not value or key == "num_key_value_heads"
         if actual != value and not (actual is None and null_means_value):
             raise UserError(f"config.json has {key}={actual!r}; only {value!r} is supported.")
-    theta, scaling = read_rope(hf_config, temperatures=family is DEEPSEEK_V3, default_theta=family.rope_theta)
+    theta, scaling = _read_rope(hf_config, temperatures=family is DEEPSEEK_V3, default_theta=family.rope_theta)
     fields = dict(family.fixed)
     for ours, key in keys.items():
-        fields[ours] = checked_value(key, hf_config[key], 1.0 if ours in _REAL else 1, optional=ours in _NULLABLE)
+        fields[ours] = _checked_value(key, hf_config[key], 1.0 if ours in _REAL else 1, optional=ours in _NULLABLE)
     for ours, (key, default) in family.optional.items():
-        value = checked_value(key, hf_config.get(key), default, optional=True)
+        value = _checked_value(key, hf_config.get(key), default, optional=True)
         fields[ours] = default if value is None else value
     for ours in ("n_expert_groups", "topk_groups"):  # 0 or null groups mean one group
         if ours in fields:
@@ -99,14 +99,14 @@ def _heads(hf_config: Mapping[str, Any], family: Family) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     if "n_kv_heads" in family.optional and hf_config.get("num_key_value_heads") is None:
         fields["n_kv_heads"] = heads
-    width = checked_value("head_dim", hf_config.get("head_dim"), 1, optional=True) or family.head_dim
+    width = _checked_value("head_dim", hf_config.get("head_dim"), 1, optional=True) or family.head_dim
     if not width:
         width = hf_config["hidden_size"] // max(heads, 1)
     rope = hf_config.get("rope_parameters") or {}
     rotary_fraction = rope.get("partial_rotary_factor", hf_config.get("partial_rotary_factor"))
     if rotary_fraction is None:
         rotary_fraction = 0.5 if family is GLM4_MOE else 1.0
-    rotary_fraction = checked_value("partial_rotary_factor", rotary_fraction, 1.0)
+    rotary_fraction = _checked_value("partial_rotary_factor", rotary_fraction, 1.0)
     if rotary_fraction != 1 and family is not GLM4_MOE:
         raise UserError(
             f"config.json has partial_rotary_factor={rotary_fraction}; only 1 is supported for this model_type."
@@ -129,7 +129,7 @@ def _dense_layers(hf_config: Mapping[str, Any], n_experts: int) -> dict[str, Any
 
     A layer has experts if mlp_only_layers does not list it and decoder_sparse_step divides its number, counted from 1.
     """
-    step = checked_value("decoder_sparse_step", hf_config.get("decoder_sparse_step", 1), 1)
+    step = _checked_value("decoder_sparse_step", hf_config.get("decoder_sparse_step", 1), 1)
     if step < 1:
         raise UserError(f"config.json has decoder_sparse_step={step}, which must be 1 or more.")
     listed = hf_config.get("mlp_only_layers") or []
@@ -195,12 +195,12 @@ def count_mtp_modules(hf_config: Mapping[str, Any]) -> int:
     """Returns the number of multi-token-prediction modules after the last layer of the checkpoint."""
     text = text_config(hf_config)
     counts = [
-        checked_value(key, text.get(key), 1, optional=True) for key in ("num_nextn_predict_layers", "num_mtp_layers")
+        _checked_value(key, text.get(key), 1, optional=True) for key in ("num_nextn_predict_layers", "num_mtp_layers")
     ]
     return counts[0] or counts[1] or 0
 
 
-def read_rope(
+def _read_rope(
     hf_config: Mapping[str, Any], *, temperatures: bool, default_theta: float | None
 ) -> tuple[float, RopeScaling | None]:
     """Returns (theta, rescaling) of the rotary embedding of a config.json.
@@ -224,7 +224,7 @@ def read_rope(
     thetas = [section["rope_theta"] for section in (rope, sections[1], hf_config) if "rope_theta" in section]
     if not thetas and default_theta is None:
         raise UserError("config.json lacks rope_theta.")
-    theta = float(checked_value("rope_theta", thetas[0] if thetas else default_theta, 1.0))
+    theta = float(_checked_value("rope_theta", thetas[0] if thetas else default_theta, 1.0))
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":
         return theta, None
@@ -240,8 +240,8 @@ def _read_llama3(rope: Mapping[str, Any]) -> Llama3Rope:
     missing = [key for key in keys if key not in rope]
     if missing:
         raise UserError(f"config.json scales positions by 'llama3' and lacks its {', '.join(missing)}.")
-    factor, low, high = (float(checked_value(key, rope[key], 1.0)) for key in keys[:3])
-    return Llama3Rope(factor, low, high, checked_value(keys[3], rope[keys[3]], 1))
+    factor, low, high = (float(_checked_value(key, rope[key], 1.0)) for key in keys[:3])
+    return Llama3Rope(factor, low, high, _checked_value(keys[3], rope[keys[3]], 1))
 
 
 def _read_yarn(rope: Mapping[str, Any], hf_config: Mapping[str, Any], *, temperatures: bool) -> Yarn:
@@ -250,8 +250,8 @@ def _read_yarn(rope: Mapping[str, Any], hf_config: Mapping[str, Any], *, tempera
     if "factor" not in rope:
         raise UserError("config.json scales positions by 'yarn' and lacks its factor.")
     numbers = ("factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow")
-    rope = {**rope, **{key: checked_value(key, rope.get(key), 1.0, optional=key != "factor") for key in numbers}}
-    original = checked_value(
+    rope = {**rope, **{key: _checked_value(key, rope.get(key), 1.0, optional=key != "factor") for key in numbers}}
+    original = _checked_value(
         "original_max_position_embeddings", rope.get("original_max_position_embeddings"), 1, optional=True
     )
     mscale, mscale_all_dim = (rope[key] or 0.0 for key in ("mscale", "mscale_all_dim"))
@@ -302,7 +302,7 @@ def write_rope(theta: float, scaling: RopeScaling | None) -> dict[str, Any]:
     }
 
 
-def checked_value(key: str, value: Any, like: bool | int | float, *, optional: bool = False) -> Any:
+def _checked_value(key: str, value: Any, like: bool | int | float, *, optional: bool = False) -> Any:
     """Returns the value if it has the type of `like` and is not a negative integer. None passes if it is optional.
 
     Raises:

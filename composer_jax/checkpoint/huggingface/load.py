@@ -14,8 +14,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from composer_jax.checkpoint.dtypes import require_float_dtype
+from composer_jax.checkpoint.folder import Folder
 from composer_jax.checkpoint.huggingface.config_json import TEXT_TOWERS, count_mtp_modules, model_config, text_config
-from composer_jax.checkpoint.huggingface.folder import Folder
 from composer_jax.checkpoint.huggingface.quantized import CheckpointFiles
 from composer_jax.checkpoint.huggingface.safetensors_files import SafetensorsFolder
 from composer_jax.checkpoint.huggingface.tensor_layout import (

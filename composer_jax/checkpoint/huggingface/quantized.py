@@ -113,7 +113,7 @@ class CheckpointFiles:
         expected = tuple(-(-size // block) for size, block in zip(shape, self._block, strict=True))
         scale = stored.get(f"{name}_scale_inv")
         if scale is None or scale.shape != expected:
-            raise UserError(f"{name}_scale_inv {_shape(scale)}; {list(expected)} belongs to {list(shape)} in fp8.")
+            raise UserError(f"{name}_scale_inv {_describe(scale)}; {list(expected)} belongs to {list(shape)} in fp8.")
 
     def _require_int4(self, name: str, stored: Mapping[str, TensorSpan]) -> None:
         if self._group is None:
@@ -126,7 +126,7 @@ class CheckpointFiles:
         scale = stored.get(f"{name}_scale")
         if scale is None or scale.shape != expected or words * _PER_WORD % self._group:
             raise UserError(
-                f"{name}_scale {_shape(scale)}; {list(expected)} belongs to groups of {self._group} of "
+                f"{name}_scale {_describe(scale)}; {list(expected)} belongs to groups of {self._group} of "
                 f"{words * _PER_WORD}."
             )
 
@@ -138,11 +138,12 @@ class CheckpointFiles:
             raise UserError(f"{name}_blocks and {name}_scales are {', '.join(sorted(dtypes))}; U8 can be read.")
         if len(shape) != 4 or shape[3] != 16 or scale is None or scale.shape != shape[:3]:
             raise UserError(
-                f"{name}_blocks is {list(shape)}, {name}_scales {_shape(scale)}; [E,O,G,16] and [E,O,G] are needed."
+                f"{name}_blocks is {list(shape)}, {name}_scales {_describe(scale)}; [E,O,G,16] and [E,O,G] are needed."
             )
 
 
-def _shape(scale: TensorSpan | None) -> str:
+def _describe(scale: TensorSpan | None) -> str:
+    """Returns "is missing" or "is SHAPE", for errors."""
     return "is missing" if scale is None else f"is {list(scale.shape)}"
 
 

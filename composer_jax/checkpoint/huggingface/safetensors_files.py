@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from composer_jax.checkpoint.huggingface.folder import Folder
+from composer_jax.checkpoint.folder import Folder
 from composer_jax.errors import UserError
 
 INDEX = "model.safetensors.index.json"

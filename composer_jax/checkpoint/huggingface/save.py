@@ -12,8 +12,8 @@ import jax
 import numpy as np
 
 from composer_jax.checkpoint.dtypes import require_float_dtype
+from composer_jax.checkpoint.folder import Folder
 from composer_jax.checkpoint.huggingface.config_json import hf_config
-from composer_jax.checkpoint.huggingface.folder import Folder
 from composer_jax.checkpoint.huggingface.safetensors_files import INDEX, split_into_files, write_safetensors
 from composer_jax.checkpoint.huggingface.weights import export_layouts, flatten_leaves
 from composer_jax.errors import UserError

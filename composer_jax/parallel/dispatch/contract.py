@@ -2,6 +2,8 @@
 
     dispatch(x_TD, ids_Tk, gates_Tk, experts, activation, *, capacity_factor, axes) -> y_TD, dropped
 
+`dropped` is float32 [], the number of dropped pairs, or None if the function drops nothing.
+
 `experts` holds the E' experts of this device. `ids_Tk` count over the experts of all devices of the group, and the
 choices of one token differ. Expert e is on device e // E' of the group, whose devices are numbered along the mesh axes
 `axes.experts`, the first of them slowest. A pair with expert id -1 has no expert: it adds nothing, is sent nowhere and

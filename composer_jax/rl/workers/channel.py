@@ -79,7 +79,8 @@ class Channel:
     async def call(self, method: str, body: dict[str, Any], arrays: Sequence[np.ndarray] = ()) -> Frame:
         """Calls a method of the other end and returns its reply; cancelling it cancels the handler there.
 
-        Raises ChannelClosed if the connection is closed, or breaks before the reply, and what the handler raised.
+        Raises ChannelClosed if the connection is closed, or breaks before the reply. Errors of the handler are raised,
+        too.
         """
         if self.reason:
             raise ChannelClosed(self.reason)

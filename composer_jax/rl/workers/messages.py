@@ -77,3 +77,10 @@ def _pairs(tops: Sequence[TopLogprobs] | None) -> list[list[tuple[int, float]]] 
 
 def _dicts(tops: Sequence[Sequence[tuple[int, float]]] | None) -> list[TopLogprobs] | None:
     return None if tops is None else [dict(top) for top in tops]
+
+
+def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
+    """Returns the number of leading tokens that two arrays have in common."""
+    n = min(len(a), len(b))
+    differs = np.flatnonzero(a[:n] != b[:n])
+    return int(differs[0]) if len(differs) else n

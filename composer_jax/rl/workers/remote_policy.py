@@ -11,7 +11,7 @@ import numpy as np
 
 from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.rl.workers.channel import Channel
-from composer_jax.rl.workers.messages import sample_from_frame
+from composer_jax.rl.workers.messages import common_prefix, sample_from_frame
 from composer_jax.sampler.policy import Sample
 
 
@@ -49,10 +49,3 @@ class RemoteSession:
 
     def close(self) -> None:
         self._channel.notify("close", self._address)
-
-
-def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
-    """Returns the number of leading tokens that two arrays have in common."""
-    n = min(len(a), len(b))
-    differs = np.flatnonzero(a[:n] != b[:n])
-    return int(differs[0]) if len(differs) else n

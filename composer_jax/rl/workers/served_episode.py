@@ -41,8 +41,11 @@ class ServedEpisode:
             return number, session.max_model_len
 
     async def sample(self, number: int, start: int, tail: np.ndarray, params: SamplingParams, branch: int) -> Sample:
-        """Samples after a context: the first `start` shared tokens, then int32 `tail`. Raises LookupError if there is
-        no such session, or it shares fewer tokens, and what the policy raises; it is also the result of `failure`."""
+        """Samples after a context: the first `start` shared tokens, then int32 `tail`.
+
+        Raises LookupError if there is no such session, or it shares fewer tokens. Errors of the policy are raised, too,
+        and are the result of `failure`.
+        """
         served = self._sessions[number]
         if not 0 <= start <= len(served.shared):
             raise LookupError(f"session {number} shares {len(served.shared)} tokens, not {start}")

@@ -8,32 +8,24 @@ from composer_jax.errors import UserError
 Tail = Literal["lognormal", "pareto"]
 _BOUNDS = (
     (
-        (
-            "turns_median",
-            "turn_tokens",
-            "observation_tokens",
-            "sandbox_starts_per_s",
-            "network_bytes_per_s",
-            "publish_bytes_per_s",
-            "receive_bytes_per_s",
-            "chips_per_host",
-        ),
+        "turns_median turn_tokens observation_tokens sandbox_starts_per_s network_bytes_per_s publish_bytes_per_s "
+        "receive_bytes_per_s chips_per_host",
         lambda value: value > 0,
         "a number above 0",
     ),
     (
-        ("tool_s", "tool_spread", "command_s", "grade_s", "sandbox_start_s", "install_pause_s", "prompt_tokens"),
+        "tool_s tool_spread command_s grade_s sandbox_start_s install_pause_s prompt_tokens",
         lambda value: value >= 0,
         "0 or more",
     ),
     (
-        ("lost_fraction", "hung_fraction", "equal_groups", "patch_fraction"),
+        "lost_fraction hung_fraction equal_groups patch_fraction",
         lambda value: 0 <= value < 1,
         "at least 0 and less than 1",
     ),
-    (("packing", "context_fill"), lambda value: 0 < value <= 1, "more than 0 and at most 1"),
+    ("packing context_fill", lambda value: 0 < value <= 1, "more than 0 and at most 1"),
 )
-"""(fields, whether a value is in range, what the range is)."""
+"""(names of fields, whether a value is in range, what the range is)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +92,7 @@ class Assumptions:
 
     def __post_init__(self) -> None:
         for names, is_in_range, advice in _BOUNDS:
-            for name in names:
+            for name in names.split():
                 if not is_in_range(getattr(self, name)):
                     raise UserError(f"--{name}={getattr(self, name)} is out of range; use {advice}.")
         if self.turns_p99 < self.turns_median:

@@ -1,4 +1,7 @@
-"""Study: simulated runs over splits of the chips and numbers of sandboxes, and what to buy next."""
+"""Study: simulated runs over splits of the chips and numbers of sandboxes, and what to buy next.
+
+The speeds come from `predict_speeds`, which reads them off the roofline.
+"""
 
 import dataclasses
 import time
