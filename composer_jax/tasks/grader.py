@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
 from composer_jax.errors import UserError
 
 
-def json_fields(record: object) -> dict[str, Any]:
+def json_fields(record: Any) -> dict[str, Any]:
     """Returns the fields of a dataclass as JSON values: tuples as lists, paths as texts."""
-    return {name: _json_value(value) for name, value in vars(record).items()}
+    return {field.name: _json_value(getattr(record, field.name)) for field in fields(record)}
 
 
 def _json_value(value: Any) -> Any:
@@ -32,9 +32,14 @@ class _JsonGrader:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        values = {name: data[name] for name in cls.__dataclass_fields__}
-        values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-        return cls(**values | ({"tests": Path(values["tests"])} if values.get("tests") else {}))
+        values = {field.name: data[field.name] for field in fields(cls)}
+        for name in values.keys() & {"fail_to_pass", "pass_to_pass", "command"}:
+            values[name] = tuple(values[name])
+        if "tests" in values:
+            values["tests"] = Path(values["tests"]) if values["tests"] else None
+        if "environment" in values:
+            values["environment"] = dict(values["environment"])
+        return cls(**values)
 
 
 @dataclass(frozen=True)

@@ -71,5 +71,8 @@ class Task:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Task:
+        """Makes the task of a dict of `to_json`; files of earlier versions lack max_turns."""
         folders = {name: Path(data[name]) if data[name] else None for name in ("repository", "packages")}
-        return cls(**{**data, **folders, "tools": tuple(data["tools"]), "grader": grader_from_json(data["grader"])})
+        own = {"files": dict(data["files"]), "metadata": dict(data["metadata"])}
+        grader = grader_from_json(data["grader"])
+        return cls(**{**data, **folders, **own, "tools": tuple(data["tools"]), "grader": grader})

@@ -59,7 +59,7 @@ class Mirrors:
 
 @contextmanager
 def new_folder(store: Path) -> Iterator[Path]:
-    """Context with an empty folder on the disk of a store, which `move_into_store` takes when it is finished."""
+    """Context with an empty folder inside a store; what move_into_store has not taken is deleted at the end."""
     store.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=store, prefix=".unfinished-") as scratch:
         files = Path(scratch, "files")
@@ -68,7 +68,12 @@ def new_folder(store: Path) -> Iterator[Path]:
 
 
 def move_into_store(finished: Path, target: Path) -> Path:
-    """Moves a finished folder to `target` in a store, or deletes it if another process was faster; returns `target`."""
+    """Renames a finished folder to `target` and returns `target`.
+
+    The folder stays where it is if another process was faster.
+    """
+    if target.is_dir():
+        return target  # a rename would replace an empty folder that others use
     try:
         finished.rename(target)
     except OSError:

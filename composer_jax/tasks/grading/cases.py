@@ -48,7 +48,6 @@ async def grade(
     changes cannot be applied: a folder replaces one of the task's files, or the workspace is full.
     """
     submitted = submitted_changes(task, changes)
-    calls = json.dumps([case.call for case in grader.cases]).encode()
 
     async def acquire() -> Sandbox:
         tree, packages = await pool.trees.get(task.repository), await pool.trees.get(task.packages)
@@ -56,6 +55,7 @@ async def grade(
         return await apply_layers(sandbox, {**submitted, SCRIPT: Change("file", SCRIPT_SOURCE)})
 
     async def run(sandbox: Sandbox) -> tuple[Grade, bool]:
+        calls = json.dumps([case.call for case in grader.cases]).encode()
         async with sandbox:
             result = await sandbox.run(["python", SCRIPT], stdin=calls, timeout_s=grader.timeout_s)
         return _judge(grader, result.outcome, result.stdout), result.outcome in ("ok", "nonzero")

@@ -1,4 +1,4 @@
-"""The result of grading one submission, which an episode computes once for the same submission to the same task."""
+"""The grade of one submission, an episode's cache of grades, and grading in sandboxes that may die."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,7 +43,10 @@ async def grade_in_sandbox(
     run: Callable[[Sandbox], Awaitable[tuple[Grade, bool]]],
     parts: Mapping[str, float] = MappingProxyType({}),
 ) -> tuple[Grade, bool]:
-    """Returns what `run` does (see retry_if_sandbox_dies), or reward 0 and `parts` where the changes cannot be made."""
+    """Returns what `run` returns (see retry_if_sandbox_dies).
+
+    parts: those of a submission whose changes cannot be made; its reward is 0.
+    """
     try:
         return await retry_if_sandbox_dies(acquire, run)
     except SandboxFileError as error:

@@ -254,7 +254,7 @@ def _describe_suite(task: Task, grader: SuiteGrader, directory: Path) -> dict[st
 
 
 def _read_suite(described: Mapping[str, Any], directory: Path) -> dict[str, Any]:
-    """Returns the Task fields on repository and grader from the entries that describe_suite wrote.
+    """Returns the Task fields on repository and grader from the entries that `_describe_suite` wrote.
 
     Raises UserError when the folder of packages does not exist.
     """

@@ -1,4 +1,4 @@
-"""Changes of a workspace from a diff, binary files included, which git applies; and folders of the host as changes."""
+"""Changes of a workspace: those of a diff, which git applies, and those that make the files of a folder."""
 
 import os
 import shutil
@@ -91,8 +91,10 @@ def read_folder(folder: Path | None, is_wanted: Callable[[str], bool] = lambda p
         return changes
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        if is_wanted(name) and path.is_symlink():
+        if not is_wanted(name):
+            continue
+        if path.is_symlink():
             changes[name] = Change("link", os.fsencode(path.readlink()), 0o777)
-        elif is_wanted(name) and path.is_file():
+        elif path.is_file():
             changes[name] = Change("file", path.read_bytes(), path.stat().st_mode & 0o777)
     return changes

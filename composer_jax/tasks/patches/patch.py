@@ -1,4 +1,4 @@
-"""The model of a diff, whatever its format: the change of one file and its hunks, which also come from two texts."""
+"""The model of a diff (files and hunks), the difference of two texts as hunks, and the merge of versions of a text."""
 
 import re
 from collections.abc import Sequence

@@ -1,5 +1,7 @@
-"""The run of a repository's suite before anything is broken: its files, its command, its reliable tests, and what each
-test calls. It runs on a copy without files that could hold an answer: caches, builds, history, leftovers."""
+"""The run of a repository's suite before anything is broken: its command, its reliable tests, and their calls.
+
+The suite runs on a copy without files that could hold an answer: caches, builds, history, leftovers.
+"""
 
 import configparser
 import math
@@ -27,7 +29,7 @@ STEP_S = 15.0
 TRACER = Path(__file__).with_name("trace_calls.py").read_text(encoding="utf-8")
 TRACING_SLOWDOWN = 20.0  # how many times longer a traced run may take
 
-FOLDERS = (
+SCRUBBED_FOLDERS = (
     "__pycache__",
     ".git",
     ".hg",
@@ -47,8 +49,8 @@ FOLDERS = (
     "*.egg-info",
     "*.dist-info",
 )
-TOP_LEVEL_FOLDERS = ("build", "dist", "site", "_build")
-FILES = (
+SCRUBBED_TOP_LEVEL_FOLDERS = ("build", "dist", "site", "_build")
+SCRUBBED_FILES = (
     "*.pyc",
     "*.pyo",
     "*.orig",
@@ -64,7 +66,7 @@ FILES = (
     "tags",
     "TAGS",
 )
-FILES_OUTSIDE_TESTS = ("*.egg", "*.whl", "*.patch", "*.diff")  # among tests they are data
+SCRUBBED_FILES_OUTSIDE_TESTS = ("*.egg", "*.whl", "*.patch", "*.diff")  # among tests they are data
 
 
 @dataclass(frozen=True)
@@ -228,9 +230,9 @@ def is_scrubbed(path: str, is_folder: bool) -> bool:
     """Whether a relative posix path is left out of a task's workspace."""
     name = path.rpartition("/")[2]
     if is_folder:
-        return path in TOP_LEVEL_FOLDERS or any(fnmatchcase(name, pattern) for pattern in FOLDERS)
+        return path in SCRUBBED_TOP_LEVEL_FOLDERS or any(fnmatchcase(name, pattern) for pattern in SCRUBBED_FOLDERS)
     in_tests = any(part in TEST_FOLDERS for part in path.split("/"))
-    patterns = FILES if in_tests else (*FILES, *FILES_OUTSIDE_TESTS)
+    patterns = SCRUBBED_FILES if in_tests else (*SCRUBBED_FILES, *SCRUBBED_FILES_OUTSIDE_TESTS)
     return name == ".git" or any(fnmatchcase(name, pattern) for pattern in patterns)
 
 

@@ -1,4 +1,4 @@
-"""Makes a folder of tasks from a repository: candidates, gates, Harbor directories.
+"""Makes a folder of tasks from a repository: candidates, gates, estimates of difficulty, Harbor directories.
 
 OUT/tasks/ID/          one Harbor directory per task; solution/gates.json holds the verdicts of the gates
 OUT/packages/          installed packages, where requirements were given
@@ -376,7 +376,7 @@ WEIGHTS = {
 
 @dataclass(frozen=True)
 class Difficulty:
-    """The counts of a task.
+    """The counts of a task; `estimate` sorts and samples tasks until a model has been tried on them.
 
     lines: removed ones, which the solution has to write. files, entities: changed ones. complexity: cyclomatic, summed
     over the entities. fail_to_pass: failing tests.

@@ -46,12 +46,12 @@ def make_candidate(
     return Candidate(kind, dict(sorted(files.items())), tuple(entities), tuple(removed), note)
 
 
-def combine(sources: Mapping[str, str], parts: Sequence[Candidate]) -> Candidate | None:
-    """The candidate that makes the changes of all `parts`, two or more; None where two touch the same place.
+def combine(sources: Mapping[str, str], first: Candidate, second: Candidate) -> Candidate | None:
+    """The candidate that makes the changes of both; None where they touch the same place.
 
     Lines are merged as in a three-way merge; a deleted file cannot be combined with changes of the file.
     """
-    parts = sorted(parts, key=lambda part: part.id)
+    parts = sorted((first, second), key=lambda part: part.id)
     files: dict[str, str | None] = {}
     for path in sorted({path for part in parts for path in part.files}):
         texts = [part.files[path] for part in parts if path in part.files]
@@ -100,6 +100,6 @@ def _first_fit(sources: Mapping[str, str], group: Sequence[Candidate]) -> tuple[
     first, *others = group
     for part in others:
         # Two kinds about one entity are one repair, not two.
-        if set(part.entities).isdisjoint(first.entities) and (combined := combine(sources, [first, part])) is not None:
+        if set(part.entities).isdisjoint(first.entities) and (combined := combine(sources, first, part)) is not None:
             return combined, [other for other in others if other is not part]
     return None, others

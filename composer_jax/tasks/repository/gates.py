@@ -75,7 +75,9 @@ async def break_suite(
     passing = tuple(test for test in baseline.tests if test in report.passed)
     gates = []
     for gate in (
-        lambda: Gate("in time", not report.timed_out, (report.timed_out and report.problem) or "no limit was reached"),
+        lambda: Gate(
+            "in time", not report.timed_out, report.problem or "" if report.timed_out else "no limit was reached"
+        ),
         lambda: _collects(candidate, report),
         lambda: _fails(report, failures),
         lambda: Gate("keeps", len(passing) >= min_passing, f"{len(passing)} tests still pass, {min_passing} must"),

@@ -31,8 +31,8 @@ FUNCTION_MUTATIONS: Mapping[str, MutationOperator] = {
     "change_operator": mutations.change_operator,
     "flip_operator": mutations.flip_operator,
     "swap_operands": mutations.swap_operands,
-    "compare_flip": partial(mutations.compare, table=mutations.NEGATED),
-    "compare_boundary": partial(mutations.compare, table=mutations.BOUNDARY),
+    "compare_flip": partial(mutations.replace_comparison, table=mutations.NEGATED),
+    "compare_boundary": partial(mutations.replace_comparison, table=mutations.BOUNDARY),
     "negate_condition": mutations.negate_condition,
     "change_constant": mutations.change_constant,
     "off_by_one": mutations.off_by_one,
@@ -43,6 +43,7 @@ SHARED_MUTATIONS: Mapping[str, MutationOperator] = {"wrong_default": mutations.w
 MUTATIONS: Mapping[str, MutationOperator] = {**CLASS_MUTATIONS, **FUNCTION_MUTATIONS, **SHARED_MUTATIONS}
 
 _NOWHERE = object()
+STUB_BODY = "raise NotImplementedError"
 
 
 def applies_to(kind: str, entity: Entity) -> bool:
@@ -118,9 +119,6 @@ def _same(old: object, new: object, old_hole: object = _NOWHERE, new_hole: objec
         elif a != b:
             return False
     return True
-
-
-STUB_BODY = "raise NotImplementedError"
 
 
 def stub(entity: Entity) -> Candidate | None:

@@ -337,7 +337,7 @@ def swap_operands(source: SourceFile, entity: Entity, rng: random.Random) -> Mut
         )
 
 
-def _operand_text(source: SourceFile, node: ast.expr, span: tuple[int, int], before: str, after: str) -> str:
+def _operand_text(source: SourceFile, node: ast.expr, span: Span, before: str, after: str) -> str:
     if span != source.span(node):
         return source.text[slice(*span)]
     return parenthesize(source, node, before, after)
@@ -363,8 +363,8 @@ def break_chain(source: SourceFile, entity: Entity, rng: random.Random) -> Mutat
             yield Mutation((removal,), f"{quote_code(source.segment(node))} lost a part", node.lineno)
 
 
-def compare(source: SourceFile, entity: Entity, rng: random.Random, table: Mapping[str, str]) -> Mutations:
-    """Replaces the operator of a comparison by that of the table: NEGATED or BOUNDARY."""
+def replace_comparison(source: SourceFile, entity: Entity, rng: random.Random, table: Mapping[str, str]) -> Mutations:
+    """Replaces the operator of a comparison: NEGATED makes `a < b` -> `a >= b`, BOUNDARY `a < b` -> `a <= b`."""
     for node in own_nodes(entity):
         if isinstance(node, ast.Compare):
             operands = [node.left, *node.comparators]

@@ -20,16 +20,16 @@ ONE, TWO, OTHER = change("p/a.py", "1", "3"), change("p/a.py", "2", "4"), change
 
 
 def test_two_changes_of_a_file_become_one():
-    both = combine(SOURCES, [ONE, TWO])
+    both = combine(SOURCES, ONE, TWO)
     assert both.kind == "combine"
     assert both.files == {"p/a.py": TEXT.replace("1", "3").replace("2", "4")}
     assert set(both.removed) == {"    return 1\n", "    return 2\n"}
     assert set(both.entities) == {"p/a.py::1", "p/a.py::2"}
-    assert both == combine(SOURCES, [TWO, ONE])
+    assert both == combine(SOURCES, TWO, ONE)
 
 
 def test_changes_of_two_files_become_one():
-    assert set(combine(SOURCES, [ONE, OTHER]).files) == {"p/a.py", "p/b.py"}
+    assert set(combine(SOURCES, ONE, OTHER).files) == {"p/a.py", "p/b.py"}
 
 
 @pytest.mark.parametrize(
@@ -38,14 +38,14 @@ def test_changes_of_two_files_become_one():
     ids=["the same", "the same line", "deleted", "the next line"],
 )
 def test_changes_that_touch_are_refused(second):
-    assert combine(SOURCES, [ONE, second]) is None
+    assert combine(SOURCES, ONE, second) is None
 
 
 def test_a_result_that_does_not_compile_is_refused():
     sources = {"a.py": "x = [\n    1,\n\n    2,\n]\n"}
     first = make_candidate("stub", sources, {"a.py": "x = (\n    1,\n\n    2,\n]\n"}, ("a.py::x",), "")
     second = make_candidate("stub", sources, {"a.py": "x = [\n    1,\n\n    3,\n]\n"}, ("a.py::y",), "")
-    assert combine(sources, [first, second]) is None
+    assert combine(sources, first, second) is None
 
 
 def test_the_same_file_comes_before_the_same_folder_and_order_does_not_matter():
