@@ -199,7 +199,12 @@ def run_in_workers(function: Callable[[int], None], numbers: Sequence[int], work
         min(workers, len(numbers)), multiprocessing.get_context("spawn"), initializer=_start_worker
     )
     try:
-        futures = {executor.submit(function, number): number for number in numbers}
+        # Ctrl-C reaches all processes; the first one ends the others, which inherit a blocked SIGINT from their start.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            futures = {executor.submit(function, number): number for number in numbers}
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         for future in as_completed(futures):
             future.result()
             yield futures.pop(future)
@@ -216,7 +221,6 @@ def run_in_workers(function: Callable[[int], None], numbers: Sequence[int], work
 
 
 def _start_worker() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the first one ends the others
     # Each worker is one of several and has one core: the tokenizer and the MinHash library start no threads.
     os.environ["RAYON_NUM_THREADS"] = "1"
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
