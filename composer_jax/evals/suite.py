@@ -87,8 +87,8 @@ async def run_suite(
     suite: Suite,
     policy: ServingPolicy,
     context: EpisodeContext,
-    on_done: Callable[[Episode], None] | None = None,
-    play_one: PlayEpisode | None = None,
+    on_done: Callable[[Episode], None] | None,
+    play_one: PlayEpisode,
 ) -> tuple[SuiteResult, list[Episode]]:
     """Plays the suite's episodes; returns their measures and the episodes, in the order of `suite.specs()`.
 

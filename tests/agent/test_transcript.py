@@ -99,7 +99,7 @@ def test_trained_spans_are_where_rows_train_the_nodes():
     transcript.branch(prompt)
     transcript.append("assistant", [], [11], [-7], [0])
     spans, rows = transcript.trained_spans(), transcript.rows()
-    assert len(rows) == 3 and hidden.id not in spans
+    assert len(rows) == 3 and hidden.id not in spans and spans[shared.id].row == 0
     covered = [np.zeros(len(row.tokens), bool) for row in rows]
     for number, span in spans.items():
         np.testing.assert_array_equal(

@@ -42,6 +42,7 @@ async def test_a_dead_sandbox_is_replaced_with_the_same_files(dying_pool, deaths
     pool.sandboxes[-1].end("a test ended it")
     assert (await workspace.run(SHOW_THEM, 5)).stdout == "a.txt=9,b.txt=2\n"
     await workspace.close()
+    await workspace.close()  # again: no effect
 
 
 @pytest.fixture

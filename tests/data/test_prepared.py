@@ -1,6 +1,7 @@
 """Prepared shards as a data source: rows, order, exact resume, identity."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -186,7 +187,8 @@ def test_a_restored_stream_continues_with_the_next_batch(made, tok):
 
 
 def test_other_data_has_another_identity(made, unheld, tok, tmp_path):
-    changed = write_files(unheld / "only", {"m3.py": code(3).replace("load1", "load2")})
+    shutil.copytree(unheld / "only", tmp_path / "only")
+    changed = write_files(tmp_path / "only", {"m3.py": code(3).replace("load1", "load2")})
     config = PrepareConfig(heldout_fraction=0, documents="file")
     index = prepare([str(changed)], str(unheld / "tokenizer"), tmp_path / "out", config)
     assert index["fingerprint"] != json.loads((unheld / "out" / "index.json").read_text())["fingerprint"]

@@ -74,6 +74,11 @@ def test_digits_are_single_tokens(tok):
     assert [tok.decode([i]) for i in tok.encode("1047")] == ["1", "0", "4", "7"]
 
 
+def test_a_batch_is_encode_for_each(tok):
+    texts = [TEXT, "", "<|end|>", "a\ud800b"]
+    assert tok.encode_batch(texts) == [tok.encode(text) for text in texts]
+
+
 def test_training_is_deterministic_and_saved_whole(tok, tmp_path):
     again = Tokenizer.train([TEXT] * 4, vocab_size=400)
     assert again.fingerprint == tok.fingerprint != Tokenizer.train([TEXT] * 4, vocab_size=300).fingerprint

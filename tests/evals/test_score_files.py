@@ -8,9 +8,10 @@ import pytest
 
 from composer_jax.checkpoint.huggingface import save_hf
 from composer_jax.data.tokenizer import Tokenizer
-from launch import convert, flags, score
+from launch import convert, score
 from tests.data.prepare.folders import write_files
 from tests.evals.test_score import CONFIG, DEFINITION, RNG, WEIGHTS, reference
+from tests.launch.in_process import run_here
 
 FILES = {"b.py": "def add(a, b):\n    return a + b  # größer\n" * 3, "a.js": "let x = 1\n", "z/bad.py": b"\xff\xfe"}
 TEXT = f"// a.js\n{FILES['a.js']}# b.py\n{FILES['b.py']}"
@@ -19,11 +20,8 @@ WINDOW, STRIDE = 24, 5
 
 def run(capsys, entry, *arguments: object) -> tuple[int, str, str]:
     """The command in this process: (exit code, the last line of stdout, stderr)."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as end:
-        flags.run(entry.main, [entry.__name__, *map(str, arguments)], define=entry.define)
-    stdout, stderr = capsys.readouterr()
-    return end.value.code, stdout.splitlines()[-1] if stdout else "", stderr
+    code, stdout, stderr = run_here(capsys, entry, *arguments)
+    return code, stdout.splitlines()[-1] if stdout else "", stderr
 
 
 @pytest.fixture(scope="module")

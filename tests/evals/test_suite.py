@@ -43,7 +43,7 @@ def test_a_suite_plays_all_its_specs_or_ends_with_a_sentence():
         return lost_episode(spec, "the disk is full")
 
     def run(play_one):
-        return asyncio.run(run_suite(suite(), SimulatedPolicy(None), EpisodeContext(None, None), play_one=play_one))
+        return asyncio.run(run_suite(suite(), SimulatedPolicy(None), EpisodeContext(None, None), None, play_one))
 
     result, episodes = run(play)
     assert [(e.task_id, e.seed) for e in episodes] == [(spec.task.id, spec.seed) for spec in suite().specs()]

@@ -69,6 +69,7 @@ def test_sample_weights_is_fixed_by_the_seed(tmp_path):
     sample_weights.write_small_model(tmp_path / "model")
     first, again = (sample_weights.answer(tmp_path / "model", "Add.", 12, 0) for _ in range(2))
     assert first and first == again
+    assert sample_weights.answer(tmp_path / "model", "Add.", 12, 1) != first
 
 
 def test_add_tool(capsys):

@@ -30,7 +30,7 @@ KEYS = {
 
 
 def compiled(*arguments: str) -> subprocess.CompletedProcess:
-    """launch.compile in a process of its own, which the compiler for TPUs needs."""
+    """launch.compile in a process of its own, as a user runs it."""
     command = [sys.executable, "-m", "launch.compile", "--config=configs/moonlight.py", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1800)
 

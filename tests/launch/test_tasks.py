@@ -2,6 +2,9 @@
 
 import functools
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +13,8 @@ from composer_jax.tasks.task import Task
 from launch import hosts, tasks
 from tests.demo.generate import generate
 from tests.launch.in_process import run_here
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -45,6 +50,13 @@ def test_show_and_help(folder, run):
     assert task.id in run("show", folder)[1]
     assert task.instruction in run("show", folder / task.id)[1]
     assert "--kinds: generate: kinds of breakage" in run("--help")[1]
+
+
+@pytest.mark.parametrize("name", ["tasks", "convert"])
+def test_the_command_says_how_it_is_used(name):
+    command = [sys.executable, "-m", f"launch.{name}", "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and f"python -m launch.{name}" in done.stdout, done.stderr
 
 
 BAD = {

@@ -1,7 +1,7 @@
 """Small faults of the library that its tests must find: 60 of them, in eleven areas.
 
-They were picked from the library code alone, without sight of the tests, before tests were cut. `python -m
-tests.mutants` runs the tests against each.
+They were picked from the library's code, without sight of the tests. `python -m tests.mutants` runs the tests against
+each.
 """
 
 import dataclasses

@@ -27,7 +27,7 @@ SHORTER = {
 
 def shortened(path: Path) -> nbformat.NotebookNode:
     text = path.read_text()
-    for long, short in SHORTER[path.stem].items():
+    for long, short in SHORTER.get(path.stem, {}).items():
         assert text.count(long) == 1, long
         text = text.replace(long, short)
     return nbformat.reads(text, as_version=4)

@@ -44,7 +44,8 @@ def test_every_behaviour_has_its_measure_and_its_price():
     assert parts.penalties == pytest.approx({name: prices[name] * WANT[name] for name in WANT})
     assert parts.reward == pytest.approx(1 - sum(prices[name] * WANT[name] for name in WANT))
     assert set(WANT) == set(BEHAVIORS)
-    assert parts_of(episode(0.0, usage=BAD), **prices).penalties == parts.penalties, "failed episodes pay as well"
+    failed = parts_of(episode(0.0, usage=BAD), **prices)
+    assert failed.penalties == parts.penalties and failed.reward == pytest.approx(-sum(parts.penalties.values()))
 
 
 def test_what_is_free():

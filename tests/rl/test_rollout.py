@@ -22,7 +22,7 @@ from tests.rl.workers.seeded_policy import SeededPolicy
 
 
 class FakeSampler(SeededPolicy):
-    """Also counts how many sessions were open at once; serving takes 2 s."""
+    """Also counts how many sessions were open at once."""
 
     most = 0
 
@@ -33,12 +33,6 @@ class FakeSampler(SeededPolicy):
         session = await super().open(seed)
         self.most = max(self.most, self.open_sessions)
         return session
-
-    @contextlib.asynccontextmanager
-    async def serving(self):
-        async with super().serving():
-            yield self
-        self.busy_seconds += 2.0
 
 
 SPECS = [EpisodeSpec(generate("bugfix", "train", 0, i), 100 + i, Compaction(None)) for i in range(8)]

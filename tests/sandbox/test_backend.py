@@ -73,13 +73,14 @@ def test_subprocess_backend_has_a_python_where_the_system_has_none(tmp_path, mon
 
 
 def test_unknown_backend():
-    for make, words in (
-        (lambda: LocalSandboxPool(backend="docker"), "'docker' is unknown; use one of auto, bubblewrap"),
-        (lambda: LocalSandboxPool(size=0), "size is 0"),
-        (lambda: SandboxLimits(memory_mb=0), "memory_mb is 0"),
+    for make, error, words in (
+        (lambda: LocalSandboxPool(backend="docker"), UserError, "'docker' is unknown; use one of auto, bubblewrap"),
+        (lambda: LocalSandboxPool(size=0), UserError, "size is 0"),
+        (lambda: SandboxLimits(memory_mb=0), ValueError, "memory_mb is 0"),
     ):
-        with pytest.raises((UserError, ValueError), match=words):
+        with pytest.raises(error, match=words) as raised:
             make()
+        assert raised.type is error
 
 
 def test_an_old_bubblewrap_is_not_used(tmp_path, monkeypatch, caplog):

@@ -1,5 +1,7 @@
 """Killing the descendants of a process, while one of them ends and its children become those of another one."""
 
+import signal
+
 import pytest
 
 from composer_jax.sandbox.inside import processes
@@ -25,6 +27,7 @@ class Ending:
         return found
 
     def kill(self, pid, number):
+        assert number == signal.SIGKILL
         self.states[pid] = "Z"
 
 

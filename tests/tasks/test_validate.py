@@ -1,4 +1,4 @@
-"""Validation: tasks that are valid, flaky, solved, wrong or unknown."""
+"""Validation: tasks that are valid, solved, wrong or unknown, and verdicts of rewards."""
 
 import asyncio
 

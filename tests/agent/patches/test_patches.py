@@ -154,8 +154,8 @@ SECOND, FIRST = Hunk(("b\n",), ("B\n",), 2), Hunk(("a\n",), ("A\n",), 1)
 @pytest.mark.parametrize(
     ("before", "hunks", "words"),
     [
-        ("b\nc\nb\nc\n", [Hunk(("b\n", "c\n"), N)], "1 fits in several places, such as lines 1 and 3"),
-        ("a\nxb\nc\n", [Hunk(("b\n", "c\n"), N)], "1 does not fit: its old lines are not in the file"),
+        ("b\nc\nb\nc\n", [Hunk(("b\n", "c\n"), N, 90)], "1 fits in several places, such as lines 1 and 3"),
+        ("a\nxb\nc\n", [Hunk(("b\n", "c\n"), N, 90)], "1 does not fit: its old lines are not in the file"),
         ("a\nb\n", [SECOND, FIRST], "2 does not fit: .* behind line 2"),
         ("a\nb\n", [SECOND, SECOND], "2 does not fit"),
         ("a\nb\n", [Hunk((), N)], "1 only adds lines and does not say where"),

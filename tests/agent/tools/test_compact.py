@@ -85,6 +85,12 @@ def test_what_reads_or_is_mistaken_changes_nothing(call, expected):
     assert {path: data.decode() for path, data in workspace.files.items()} == FILES
 
 
+def test_a_tool_that_was_not_chosen_is_unknown():
+    call = ToolCall("grep", {"pattern": "scale_rate"})
+    answer = asyncio.run(execute_call(call, {"read": TOOLS["read"]}, Workspace(task_of(FILES), None)))
+    assert answer == "ERROR no tool grep"
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8) | st.sampled_from(list(FILES)),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),

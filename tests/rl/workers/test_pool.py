@@ -50,7 +50,8 @@ async def trainer(policy, setup=SETUP, context=NO_SANDBOXES, **options):
             pool.started = started
             yield pool
     finally:
-        await asyncio.gather(*(worker for worker in started if not worker.done()))
+        results = await asyncio.gather(*started, return_exceptions=True)
+        assert all(result is None or isinstance(result, asyncio.CancelledError) for result in results), results
 
 
 def play_all(pool, policy, jobs):
@@ -247,6 +248,7 @@ async def test_a_machine_that_cannot_build_sandboxes_gets_no_episodes(harness):
         (playing,) = play_all(pool, policy, specs(1))
         with pytest.raises(UserError, match="no sandboxes here"):
             await start_worker(pool, make_context=refuse)
+        pool.started.clear()
         start_worker(pool)
         assert (await playing).reward == 1.0
 

@@ -125,9 +125,15 @@ def test_a_prompt_that_fills_the_context_is_refused():
         DrawnWorkload(QUIET, group_size=2, max_model_len=1000, max_turns=50)
 
 
-def test_a_study_without_groups_is_refused():
-    with pytest.raises(UserError, match="rl.groups"):
-        small_study(groups={})
+def test_what_a_study_cannot_simulate_is_refused():
+    for make, words in (
+        (lambda: small_study(groups={}), "rl.groups"),
+        (lambda: small_study(deterministic=True), "deterministic"),
+        (lambda: dataclasses.replace(small_study(), hours=0), "--hours=0"),
+        (lambda: dataclasses.replace(small_study(), parts=0), "--parts=0"),
+    ):
+        with pytest.raises(UserError, match=words):
+            make()
 
 
 @pytest.mark.parametrize(

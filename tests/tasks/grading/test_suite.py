@@ -56,6 +56,15 @@ def test_hidden_tests_replace_those_of_the_workspace(pool, task, tmp_path):
     assert grade_files(pool, hiding, {"tests/test_more.py": "def test_more():\n    pass\n"}).reward == 0.0
 
 
+def test_dying_sandboxes_are_replaced_and_grades_are_reused_for_the_same_submission_only(dying_pool, task):
+    pool, cache = dying_pool(range(2)), ResultCache()
+    first = grade_files(pool, task, {"calc.py": RIGHT}, cache)
+    assert first.reward == 1.0 and len(pool.sandboxes) == 3
+    assert grade_files(pool, task, {"calc.py": RIGHT, "tests/test_calc.py": "not graded"}, cache) == first
+    assert (cache.hits, cache.runs) == (1, 1)
+    assert grade_files(pool, task, {"calc.py": BUGGY}, cache).reward == 0.0
+
+
 def test_a_missing_test_has_failed(pool, task):
     for missing in ("tests/test_calc.py::test_nothing", "tests/test_nothing.py::test_a"):
         grader = SuiteGrader((*FAIL, missing), PASS)
