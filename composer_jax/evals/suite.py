@@ -88,7 +88,7 @@ async def run_suite(
     policy: ServingPolicy,
     context: EpisodeContext,
     on_done: Callable[[Episode], None] | None,
-    play_one: PlayEpisode,
+    play_one: PlayEpisode | None,
 ) -> tuple[SuiteResult, list[Episode]]:
     """Plays the suite's episodes; returns their measures and the episodes, in the order of `suite.specs()`.
 

@@ -272,6 +272,22 @@ def test_a_restored_workspace_with_times_set_back_tells_its_changes(any_pool, fo
     asyncio.run(go())
 
 
+def test_a_restored_workspace_tells_only_the_changes_of_its_tree(any_pool, folder):
+    async def go():
+        tree = any_pool.tree(folder)
+        async with await any_pool.acquire({}, tree) as sandbox:
+            await sandbox.write("src/a.py", b"A = 9\n")
+            snapshot = await sandbox.snapshot()
+            await sandbox.write("later.txt", b"x")
+            assert sorted(await sandbox.changes()) == ["later.txt", "src/a.py"]
+            await sandbox.restore(snapshot)
+            assert await sandbox.changes() == {"src/a.py": Change("file", b"A = 9\n", 0o644)}
+            await sandbox.restore(tree)
+            assert await sandbox.changes() == {}
+
+    asyncio.run(go())
+
+
 def test_more_changes_than_a_reply_can_hold_are_refused(folder):
     async def go():
         async with LocalSandboxPool(SandboxLimits(workspace_mb=2, file_mb=8), size=1) as pool:

@@ -16,7 +16,6 @@ BATCH = make_batch(1)
 NORMALISER = float(BATCH["weights"].sum())
 EARLY_GATHER = dataclasses.replace(CONFIG, early_expert_gather=True)
 MESHES = {
-    "data2_expert2_tensor2": ({"data": 2, "expert": 2, "tensor": 2}, {"dispatch": "ring"}),
     "context2_expert2_tensor2": ({"expert": 2, "context": 2, "tensor": 2}, {"dispatch": "ring"}),
     "data4_context2_dense": ({"data": 4, "context": 2}, {"dispatch": "dense"}),
     "replica2_expert2_context2_host": (
