@@ -173,7 +173,7 @@ def _bubblewrap(bwrap: Path, trees: str, network: bool) -> Backend:
             system += ["--symlink", os.readlink(f"/{name}"), f"/{name}"]
         elif os.path.isdir(f"/{name}"):
             system += ["--ro-bind", f"/{name}", f"/{name}"]
-    if _needs_mount(executable, base):
+    if _is_outside_usr(executable, base):
         folders["/opt/python"] = base
         executable = executable.replace(base, "/opt/python", 1)
         base = "/opt/python"
@@ -220,7 +220,7 @@ def _landlock(trees: str) -> Backend:
     """The file system of the host, restricted by Landlock rules: no mounts, no namespaces, no helper program."""
     executable, base = _interpreter()
     folders = {"inside": str(INSIDE), "trees": trees}
-    if _needs_mount(executable, base):
+    if _is_outside_usr(executable, base):
         folders["python"] = base
         executable = os.path.relpath(executable, base)
     plan = {
@@ -236,8 +236,8 @@ def _landlock(trees: str) -> Backend:
     return Backend("landlock", *_launched_by("landlock_launcher.py", plan), "landlock")
 
 
-def _needs_mount(executable: str, base: str) -> bool:
-    """Whether the interpreter is outside of the system's /usr. Raises UserError if it is outside of its prefix, too."""
+def _is_outside_usr(executable: str, base: str) -> bool:
+    """Whether the prefix of the interpreter is outside /usr. Raises UserError for an interpreter outside its prefix."""
     if f"{base}/".startswith("/usr/"):
         return False
     if not executable.startswith(f"{base}/"):

@@ -23,7 +23,7 @@ from composer_jax.sandbox.engine import OWNER, kill_process, last_line, owner, r
 from composer_jax.sandbox.errors import SandboxDied, SandboxFileError
 from composer_jax.sandbox.inside.truncated_output import TruncatedOutput
 from composer_jax.sandbox.limits import GRACE_S, MIB, REPLY_S
-from composer_jax.sandbox.protocol import AsyncClosing
+from composer_jax.sandbox.protocol import AsyncCloseable
 from composer_jax.sandbox.run_result import RunResult, reject_argv, reject_shell_command
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ _KILL_ALL = f"kill -9 -1; {_COUNTS}"
 _CLEAR = 'for path; do [ -d "$path" ] && [ ! -L "$path" ] && [ "$0" = folders ] || rm -rf "./$path"; done'
 
 
-class Container(AsyncClosing):
+class Container(AsyncCloseable):
     """One container, made by ContainerPool.acquire(). Calls raise SandboxDied once it has ended."""
 
     def __init__(self, pool: ContainerPool, tree: Path | None):

@@ -1,6 +1,7 @@
-"""How the workspace of a container differs from its image: the engine's `diff`, and what is at the paths it names.
+"""How the workspace of a container differs from its image, and the tar archives that carry files in and out.
 
-Changes travel into a container and out of it as tar archives.
+The engine's `diff` names the paths; what is at them is read from the container. A whole workspace is fetched as an
+archive, too (unpack_into).
 """
 
 import io
@@ -76,8 +77,60 @@ async def read_contents(paths: Sequence[str], run: RunInContainer, workspace_mb:
             archive = await run(["xargs", "-0", "tar", "-cf", "-"], b"".join(packed), room)
             if archive.dropped:
                 raise SandboxFileError("files of the workspace grew while they were read")
-            contents |= unpack(archive.bytes())
+            contents |= _unpack(archive.bytes())
     return contents
+
+
+def pack(changes: Mapping[str, Change]) -> bytes:
+    """Returns a tar archive of the files, links and folders of changes, without what they remove."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for path, change in sorted(changes.items()):
+            if change.kind == "gone":
+                continue
+            entry = tarfile.TarInfo(path)
+            entry.mode, entry.mtime = change.mode, int(time.time())
+            if change.kind == "folder":
+                entry.type, entry.mode = tarfile.DIRTYPE, change.mode | 0o700
+            elif change.kind == "link":
+                entry.type, entry.linkname = tarfile.SYMTYPE, change.data.decode(errors="surrogateescape")
+            else:
+                entry.size = len(change.data)
+            tar.addfile(entry, io.BytesIO(change.data) if change.kind == "file" else None)
+    return packed.getvalue()
+
+
+def unpack_into(archive: IO[bytes], folder: Path, most: int) -> None:
+    """Unpacks files, folders and links of an archive from a container into a folder; follows no link on the way.
+
+    Raises SandboxFileError for an archive that is broken, that leads out of the folder, or whose files hold more than
+    `most` bytes.
+    """
+    target, left = files.WorkspaceFiles(str(folder), "/", most), most
+    try:
+        with tarfile.open(fileobj=archive, mode="r:") as tar:
+            for entry in tar:
+                kind = "folder" if entry.isdir() else "link" if entry.issym() else "file"
+                path = entry.name.removeprefix("./")
+                if path in ("", ".") or not (entry.isdir() or entry.issym() or entry.isreg() or entry.islnk()):
+                    continue
+                data = entry.linkname.encode(errors="surrogateescape") if entry.issym() else b""
+                if kind == "file":  # for a hard link, the content of the other name
+                    content = tar.extractfile(entry)
+                    if content is None:
+                        raise SandboxFileError(f"{path} is a hard link to something that is not a file")
+                    data = content.read(left + 1)
+                    left -= len(data)
+                    if left < 0:
+                        raise SandboxFileError(f"the workspace holds more than {most >> 20} MiB")
+                mode = entry.mode & 0o777 | (0o700 if entry.isdir() else 0o600)
+                target.apply([(path, kind, mode, len(data))], data)
+    except files.FileRefused as error:
+        raise SandboxFileError(f"the workspace cannot be fetched: {error}") from None
+    except (tarfile.TarError, OSError, ValueError, KeyError) as error:
+        raise SandboxFileError(f"the container sent no archive that can be unpacked: {error}") from error
+    finally:
+        os.close(target.root)
 
 
 async def _statuses(
@@ -112,26 +165,7 @@ def _chunks(named: list[tuple[str, bytes]]) -> Iterator[list[tuple[str, bytes]]]
         yield part
 
 
-def pack(changes: Mapping[str, Change]) -> bytes:
-    """Returns a tar archive of the files, links and folders of changes, without what they remove."""
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for path, change in sorted(changes.items()):
-            if change.kind == "gone":
-                continue
-            entry = tarfile.TarInfo(path)
-            entry.mode, entry.mtime = change.mode, int(time.time())
-            if change.kind == "folder":
-                entry.type, entry.mode = tarfile.DIRTYPE, change.mode | 0o700
-            elif change.kind == "link":
-                entry.type, entry.linkname = tarfile.SYMTYPE, change.data.decode(errors="surrogateescape")
-            else:
-                entry.size = len(change.data)
-            tar.addfile(entry, io.BytesIO(change.data) if change.kind == "file" else None)
-    return packed.getvalue()
-
-
-def unpack(archive: bytes) -> dict[str, Change]:
+def _unpack(archive: bytes) -> dict[str, Change]:
     """Returns the files and links of an archive from a container. Raises SandboxFileError for a broken archive."""
     changes = {}
     try:
@@ -145,39 +179,6 @@ def unpack(archive: bytes) -> dict[str, Change]:
     except (tarfile.TarError, KeyError) as error:
         raise SandboxFileError(f"the container sent no readable archive: {error}") from error
     return changes
-
-
-def unpack_into(archive: IO[bytes], folder: Path, most: int) -> None:
-    """Unpacks files, folders and links of an archive from a container into a folder; follows no link on the way.
-
-    Raises SandboxFileError for an archive that is broken, that leads out of the folder, or whose files hold more than
-    `most` bytes.
-    """
-    target, left = files.WorkspaceFiles(str(folder), "/", most), most
-    try:
-        with tarfile.open(fileobj=archive, mode="r:") as tar:
-            for entry in tar:
-                kind = "folder" if entry.isdir() else "link" if entry.issym() else "file"
-                path = entry.name.removeprefix("./")
-                if path in ("", ".") or not (entry.isdir() or entry.issym() or entry.isreg() or entry.islnk()):
-                    continue
-                data = entry.linkname.encode(errors="surrogateescape") if entry.issym() else b""
-                if kind == "file":  # for a hard link, the content of the other name
-                    content = tar.extractfile(entry)
-                    if content is None:
-                        raise SandboxFileError(f"{path} is a hard link to something that is not a file")
-                    data = content.read(left + 1)
-                    left -= len(data)
-                    if left < 0:
-                        raise SandboxFileError(f"the workspace holds more than {most >> 20} MiB")
-                mode = entry.mode & 0o777 | (0o700 if entry.isdir() else 0o600)
-                target.apply([(path, kind, mode, len(data))], data)
-    except files.FileRefused as error:
-        raise SandboxFileError(f"the workspace cannot be fetched: {error}") from None
-    except (tarfile.TarError, OSError, ValueError, KeyError) as error:
-        raise SandboxFileError(f"the container sent no archive that can be unpacked: {error}") from error
-    finally:
-        os.close(target.root)
 
 
 def _is_same(path: Path, change: Change) -> bool:

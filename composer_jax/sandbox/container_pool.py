@@ -18,13 +18,13 @@ from composer_jax.errors import UserError
 from composer_jax.sandbox.container import Container
 from composer_jax.sandbox.engine import Engine, find_engine
 from composer_jax.sandbox.limits import SandboxLimits
-from composer_jax.sandbox.protocol import AsyncClosing, Capabilities
+from composer_jax.sandbox.protocol import AsyncCloseable, Capabilities
 from composer_jax.sandbox.tree_cache import TreeCache
 
 DEFAULT_FOLDER = "/workspace"
 
 
-class ContainerPool(AsyncClosing):
+class ContainerPool(AsyncCloseable):
     """A SandboxPool of one image.
 
     cpus: of each container. linux_capabilities: those that its root keeps (KILL, CHOWN, ...). environment: variables

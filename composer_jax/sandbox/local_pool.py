@@ -17,7 +17,7 @@ from composer_jax.sandbox.errors import SandboxDied
 from composer_jax.sandbox.inside import layers
 from composer_jax.sandbox.limits import SandboxLimits
 from composer_jax.sandbox.local_sandbox import LocalSandbox
-from composer_jax.sandbox.protocol import AsyncClosing, Capabilities
+from composer_jax.sandbox.protocol import AsyncCloseable, Capabilities
 from composer_jax.sandbox.spawner import Spawner, start
 from composer_jax.sandbox.tree import EMPTY_PLAN, MAX_DEPTH, MountPlan, Tree, copy_folder
 from composer_jax.sandbox.tree_cache import TreeCache
@@ -28,7 +28,7 @@ END_S = 1.0  # longest between the end of the zygote's socket and of its process
 START_ATTEMPTS = 3  # a failed start is tried twice more
 
 
-class LocalSandboxPool(AsyncClosing):
+class LocalSandboxPool(AsyncCloseable):
     """Hands out fresh sandboxes. Construct it anywhere, use it from one event loop at a time.
 
     The constructor raises UserError when this machine cannot build such sandboxes, and warns (RuntimeWarning) for the

@@ -14,7 +14,7 @@ from composer_jax.sandbox.errors import SandboxDied, SandboxFileError
 from composer_jax.sandbox.inside import frames
 from composer_jax.sandbox.inside.truncated_output import join_truncated
 from composer_jax.sandbox.limits import GRACE_S, MIB, REPLY_S
-from composer_jax.sandbox.protocol import AsyncClosing
+from composer_jax.sandbox.protocol import AsyncCloseable
 from composer_jax.sandbox.run_result import RunResult, reject_argv, reject_shell_command
 from composer_jax.sandbox.tree import MountPlan, Tree
 
@@ -22,7 +22,7 @@ LAST_CALL_S = 1.0
 MAX_HEADER = 16 * MIB  # of a reply; the worker is not trusted with the host's memory
 
 
-class LocalSandbox(AsyncClosing):
+class LocalSandbox(AsyncCloseable):
     """One isolated workspace with a worker process inside; made by LocalSandboxPool.acquire().
 
     Calls may overlap; they run one after the other. Cancelling a call ends the sandbox, whose state would be unknown.

@@ -43,7 +43,7 @@ class Capabilities:
     has_writable_system: bool
 
 
-class AsyncClosing(Protocol):
+class AsyncCloseable(Protocol):
     """An async context manager that ends with `close`."""
 
     async def close(self) -> None: ...
@@ -55,7 +55,7 @@ class AsyncClosing(Protocol):
         await self.close()
 
 
-class Sandbox(AsyncClosing, Protocol):
+class Sandbox(AsyncCloseable, Protocol):
     """One isolated workspace with a process inside that runs commands; made by SandboxPool.acquire.
 
     Calls may overlap; they run one after the other. Every call raises SandboxDied once the sandbox is gone, and
@@ -120,7 +120,7 @@ class Sandbox(AsyncClosing, Protocol):
         ...
 
 
-class SandboxPool(AsyncClosing, Protocol):
+class SandboxPool(AsyncCloseable, Protocol):
     """Hands out fresh sandboxes of one kind and waits while too many are in use. Use it from one event loop."""
 
     limits: SandboxLimits

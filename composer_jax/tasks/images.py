@@ -12,7 +12,7 @@ from composer_jax.errors import UserError
 from composer_jax.sandbox import SandboxDied, SandboxFileError, SandboxLimits, SandboxPool
 from composer_jax.sandbox.container_pool import ContainerPool
 from composer_jax.sandbox.engine import Engine, find_engine, has_ended, owner
-from composer_jax.sandbox.protocol import AsyncClosing
+from composer_jax.sandbox.protocol import AsyncCloseable
 from composer_jax.tasks.grader import ScriptGrader
 from composer_jax.tasks.task import Task
 
@@ -81,7 +81,7 @@ class TaskWorkspace:
     base: Path | None
 
 
-class ImagePools(AsyncClosing):
+class ImagePools(AsyncCloseable):
     """The workspaces of tasks with an image, each created on first use. For one event loop.
 
     size: containers in use at once, over all images. engine: None: Docker or Podman, whichever works.

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
 
 from composer_jax.sandbox import Capabilities, Change, RunResult, SandboxFileError, SandboxLimits
+from composer_jax.sandbox.protocol import AsyncCloseable
 from composer_jax.sandbox.tree_cache import TreeCache
 
 Program = Callable[[dict[str, bytes], Sequence[str]], str]
@@ -22,7 +22,7 @@ EVERYTHING = Capabilities(
 )
 
 
-class FakeSandbox:
+class FakeSandbox(AsyncCloseable):
     """One workspace in memory. `commands` holds every argument list that was run."""
 
     def __init__(self, pool: "FakePool", name: str, files: Mapping[str, bytes]):
@@ -75,14 +75,8 @@ class FakeSandbox:
     async def close(self) -> None:
         self.is_closed = True
 
-    async def __aenter__(self) -> Self:
-        return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-
-class FakePool:
+class FakePool(AsyncCloseable):
     """Makes FakeSandboxes and keeps them all in `sandboxes`. A tree is a dict, path -> content."""
 
     def __init__(self, program: Program, image: str | None = None, **capabilities: bool):
@@ -115,9 +109,3 @@ class FakePool:
     async def close(self) -> None:
         for sandbox in self.sandboxes:
             await sandbox.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()

@@ -1,5 +1,6 @@
-"""The programs inside a sandbox. They import the standard library and each other only, because this folder is mounted
-alone.
+"""The programs inside a sandbox.
+
+They import the standard library and each other only, because this folder is mounted alone.
 
 start       starts the zygote
 zygote      one process per pool, which forks a worker for every sandbox
@@ -20,7 +21,7 @@ landlock_filter  a second system-call filter, against what namespaces would hide
 confinement      both of them around a worker and its commands; limits on disk and processes, by repeated checks
 supervisor       the process around a sandbox that kills all of it, and changes modes and times of its files only
 disk             disk usage of a folder, and the removal of its contents
-processes        descendants of a process
+processes        descendants of a process, and signals
 """
 
 import sys

@@ -4,7 +4,7 @@ An overlay keeps changes in layers of its own, so that only paths named there ar
 A copied workspace is compared whole. A report holds only what is new since the last one; the host merges them.
 """
 
-import copy
+import contextlib
 import os
 import stat
 from typing import Any
@@ -27,6 +27,11 @@ class Names:
     def at(self, name: str) -> "Names":
         return self.below.setdefault(name, Names())
 
+    def copy(self) -> "Names":
+        twin = Names(self.whole)
+        twin.below = {name: below.copy() for name, below in self.below.items()}
+        return twin
+
 
 class Changes:
     """The changes of one workspace.
@@ -45,8 +50,10 @@ class Changes:
             _note_statuses(root, "", _file_system_ns(root), self.unchanged, 0)
 
     def report(self) -> tuple[dict[str, Any], bytes]:
-        """Returns what is new since the last report: {"changes": [path, kind, mode, length]..., "same": [path]...} and
-        the bytes of all changes. "same": paths of earlier reports that are again as in the folder.
+        """Returns what is new since the last report, and the bytes of all changes.
+
+        What is new: {"changes": [path, kind, mode, length]..., "same": [path]...}. "same": paths of earlier reports
+        that are again as in the folder.
         """
         self.entries: list[tuple[str, str, int, int]] = []
         self.bodies: list[bytes] = []
@@ -69,7 +76,7 @@ class Changes:
             self.frozen = Names()
             for layer in self.layers[:-1]:
                 _collect(layer, self.frozen, 0)
-        names = copy.deepcopy(self.frozen)
+        names = self.frozen.copy()
         _collect(self.layers[-1], names, 0)
         return names
 
@@ -107,11 +114,11 @@ class Changes:
     def _descend(self, here: int, there: int | None, name: str, names: Names, path: str, depth: int) -> None:
         with files.closing_fd(files.open_at(name, _FOLDER, here, path)) as child:
             files.restore_owner_mode(child)
-            if there is None:
-                self._compare(child, None, names, f"{path}/", depth + 1)
-            else:
-                with files.closing_fd(os.open(name, _FOLDER, dir_fd=there)) as base:
-                    self._compare(child, base, names, f"{path}/", depth + 1)
+            opened = (
+                contextlib.nullcontext() if there is None else files.closing_fd(os.open(name, _FOLDER, dir_fd=there))
+            )
+            with opened as base:
+                self._compare(child, base, names, f"{path}/", depth + 1)
 
     def _compare_file(
         self, here: int, there: int | None, name: str, path: str, now: os.stat_result, before: os.stat_result | None

@@ -71,8 +71,11 @@ class Confinement:
 
 
 class FolderQuota:
-    """The limit of one folder: exceeded by more than `size` added bytes, too many entries, or folders that cannot be
-    counted. A folder that was beyond the limit before may not grow."""
+    """The limit of one folder.
+
+    It is exceeded by more than `size` added bytes, too many entries, or folders that cannot be counted. A folder that
+    was beyond the limit before may not grow.
+    """
 
     def __init__(self, root: str, name: str, size: int):
         self.root, self.name, self.size = root, name, size

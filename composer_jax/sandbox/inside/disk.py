@@ -21,8 +21,11 @@ _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class DiskUsage(NamedTuple):
-    """What a folder holds. size: bytes on disk. entries: files and folders. too_deep, closed: whether some entries were
-    not counted, because they are too deep or because a command closes their folder again and again."""
+    """What a folder holds.
+
+    size: bytes on disk. entries: files and folders. too_deep, closed: whether some entries were not counted, because
+    they are too deep or because a command closes their folder again and again.
+    """
 
     size: int
     entries: int
@@ -31,8 +34,10 @@ class DiskUsage(NamedTuple):
 
 
 def disk_usage(root: str) -> DiskUsage:
-    """Returns the disk usage below `root`. Changes meanwhile may or may not be counted; counting stops at a folder that
-    stays closed."""
+    """Returns the disk usage below `root`.
+
+    Changes meanwhile may or may not be counted; counting stops at a folder that stays closed.
+    """
     size, entries, too_deep, waiting = 0, 0, False, ["."]
     with _open_root(root) as top:
         while waiting:

@@ -1,7 +1,8 @@
 """File operations of the worker, all inside the workspace.
 
 Every component of a path is opened relative to the one before it and without following links, so no link leads out. An
-operation that fails raises FileRefused with one sentence for the agent.
+operation that fails raises FileRefused with one sentence for the agent. `closing_fd` closes descriptors for the other
+modules, too.
 """
 
 import contextlib

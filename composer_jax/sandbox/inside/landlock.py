@@ -19,7 +19,7 @@ import signal
 import struct
 from collections.abc import Iterable
 
-from . import namespaces
+from . import files, namespaces
 
 MIN_ABI = 3  # ABI of Linux 6.2; before it, truncating files is not restricted
 SIGNAL_SCOPE_ABI = 6  # ABI of Linux 6.12, the first that confines signals
@@ -93,11 +93,9 @@ class Domain:
             place = os.open(path, os.O_PATH | os.O_CLOEXEC)
         except FileNotFoundError:
             return
-        try:
+        with files.closing_fd(place):
             rule = struct.pack("=Qi", rights if os.path.isdir(path) else rights & OF_FILES, place)
             _check(_libc.syscall(ADD_RULE, self._fd, PATH_BENEATH, rule, 0), f"rule for {path}")
-        finally:
-            os.close(place)
 
     def enter(self) -> None:
         """Enters the domain for good, with every process that this one starts from now on."""

@@ -1,4 +1,4 @@
-"""Descendants of a process that has no process namespace: listing, counting and killing them."""
+"""Processes: listing, counting and killing the descendants of one without a process namespace, and signals."""
 
 import os
 import signal
@@ -94,6 +94,14 @@ def count_threads(pid: int | str) -> int:
         return 0
 
 
+def send_signal(pid: int, number: int) -> None:
+    """Sends a signal to a process if it still exists, or to all (-1)."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return
+
+
 def _state(pid: int) -> str:
     """Returns the state letter of proc(5); X when the process has ended."""
     try:
@@ -113,11 +121,3 @@ def _children(pid: int) -> list[int]:
     except OSError:  # it has ended
         return pids
     return pids
-
-
-def send_signal(pid: int, number: int) -> None:
-    """Sends a signal to a process if it still exists, or to all (-1)."""
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return

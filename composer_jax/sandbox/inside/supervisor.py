@@ -1,4 +1,4 @@
-"""The supervisor of one sandbox without a process namespace: when the worker ends, it kills all other processes.
+"""The supervisor of one sandbox without a process namespace: kills all of it with its worker, and brokers chmod.
 
 It does for such a sandbox what the kernel does for a process namespace. The zygote ends a sandbox by SIGTERM to its
 supervisor, which also ends with the zygote. Where Landlock confines signals, one call reaches all processes of the
@@ -127,9 +127,8 @@ class ChmodBroker:
         number, pid, _, call, _, _, *arguments = REQUEST.unpack(request)
         try:
             with _Caller(pid) as caller:
-                fcntl.ioctl(
-                    listener, IS_VALID, struct.pack("=Q", number)
-                )  # otherwise pid may belong to another process by now
+                # Otherwise pid may belong to another process by now.
+                fcntl.ioctl(listener, IS_VALID, struct.pack("=Q", number))
                 self._carry_out(self.names[call], caller, arguments)
             error = 0
         except OSError as refused:
