@@ -5,7 +5,6 @@ The expert of the memory chain plays short chains, and at a read it first calls 
 the expert follows at once: a network of this size has no other reason to heed a hint.
 """
 
-import asyncio
 import dataclasses
 import random
 from collections.abc import Sequence
@@ -13,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from composer_jax.agent.episode import Episode, run_episode
-from composer_jax.agent.episode_context import EpisodeContext, EpisodeLimits, EpisodeSettings
+from composer_jax.agent.episode import Episode
+from composer_jax.agent.episode_context import EpisodeLimits, EpisodeSettings
 from composer_jax.agent.episode_spec import EpisodeSpec
 from composer_jax.data.chat.chat_format import ChatFormat
 from composer_jax.data.chat.compact import CompactFormat
@@ -23,12 +22,10 @@ from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.data.token_source import Trace
 from composer_jax.demo import memory_chain
 from composer_jax.demo.expert import ExpertSession
+from composer_jax.demo.played_traces import Job, play_with_progress
 from composer_jax.demo.tokenizer import require_own_tokenizer
-from composer_jax.event_loop import EventLoop
-from composer_jax.observe.progress import Progress
 from composer_jax.rl.feedback import FeedbackConfig, HintFinder
 from composer_jax.sampler.policy import Sample
-from composer_jax.sandbox import LocalSandboxPool
 from composer_jax.seeds import hash_seed, seeded_random
 from composer_jax.stages.trace_sources import SourceContext
 from composer_jax.tasks.task import Split, Task
@@ -110,31 +107,18 @@ class HabitTraces:
 
     def play(self) -> list[Episode]:
         """Plays one episode per trace, in sandboxes, with a progress bar."""
-        context, concurrency = self.context, self.context.agent.concurrency
+        context = self.context
         # SFT and RL draw from different streams of the training split, so RL repeats no task of SFT.
         stream = hash_seed("sft", context.seed, "habit")
         tasks = [ShortChain().generate("train", stream, index) for index in range(self.count)]
         compaction = context.agent.compaction("none", "agent.compactions")
         settings = EpisodeSettings(EpisodeLimits(MAX_TURNS, 10_000, 10_000))
-        slots = asyncio.Semaphore(concurrency)
-
-        async def play_one(task: Task, with_pool: EpisodeContext) -> Episode:
+        jobs: list[Job] = []
+        for task in tasks:
             rng = seeded_random("habit", context.seed, task.id)
             expert = ExpertSession(task, self.chat.tokenizer, rng)
-            session = HabitSession(expert, self.chat, self.rate, rng)
-            async with slots:
-                episode = await run_episode(EpisodeSpec(task, 0, compaction), session, with_pool)
-            progress.update(1)
-            return episode
-
-        async def play_all() -> list[Episode]:
-            async with LocalSandboxPool(size=concurrency) as pool, asyncio.TaskGroup() as group:
-                with_pool = EpisodeContext(self.chat, pool, settings)
-                running = [group.create_task(play_one(task, with_pool)) for task in tasks]
-            return [task.result() for task in running]
-
-        with EventLoop() as loop, Progress(len(tasks), "trace", "expert traces") as progress:
-            return loop.run(play_all())
+            jobs.append((EpisodeSpec(task, 0, compaction), HabitSession(expert, self.chat, self.rate, rng)))
+        return play_with_progress(jobs, self.chat, settings, context.agent.concurrency)
 
 
 def hinted_traces(episode: Episode, chat: ChatFormat) -> list[Trace]:

@@ -146,7 +146,10 @@ def _source_names(
 def _take(
     folder: Path, names: Sequence[str], max_bytes: int | None, seen: set[str], skipped: Counter[str]
 ) -> list[CorpusFile]:
-    """Reads files in order, until they have `max_bytes`; counts those left out by reason. seen: digests so far."""
+    """Reads files in order, until they have `max_bytes`.
+
+    seen: digests of the files so far. skipped: files left out, by reason. Both are updated.
+    """
     files: list[CorpusFile] = []
     num_bytes = 0
     for name in names:

@@ -17,7 +17,7 @@ _SAMPLE = "A line,  two spaces\n\tand \u00e9\u4e2d\U0001f600 <|x|>\n\n"  # decod
 
 
 class FimTokens(NamedTuple):
-    """The control tokens before the prefix, the suffix and the middle of a text that is filled in, by their texts."""
+    """Texts of the control tokens before the prefix, the suffix and the middle of a text to fill in."""
 
     prefix: str
     suffix: str
@@ -51,8 +51,8 @@ class ModelTokenizer:
 
     control: the control tokens by their text: those that the tokenizer declares special, those that its config names,
     those in the chat template (many models do not declare the tokens around tool calls special) and those for filling
-    in the middle (FIM_TOKENS). names: their texts by id. bos, pad, vocab_size: see TextTokenizer. end_ids: the ids
-    that end what the model generates. fingerprint: see TextTokenizer.
+    in the middle (FIM_TOKENS). names: their texts by id. end_ids: the ids that end what the model generates.
+    bos, pad, vocab_size, fingerprint: see TextTokenizer.
     """
 
     def __init__(

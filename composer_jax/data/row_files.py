@@ -1,4 +1,4 @@
-"""Rows of JSON lines or Parquet, each with its place: of a whole file at a path or URL, or of part of a large file."""
+"""Rows of JSON lines and Parquet files, each with its place: all of a file, or a range of it."""
 
 import io
 import json
@@ -27,18 +27,13 @@ def read_rows(path: str, bad_line: Callable[[str], None] = refuse) -> Iterator[t
 
     Raises UserError for a file that cannot be read, for Parquet without pyarrow, or what `bad_line` raises.
     """
-    try:
-        fs, inner = url_to_fs(path)
-        content = fs.cat_file(inner)
-    except Exception as error:  # remote file systems raise exceptions of their own types
-        raise UserError(f"{path} cannot be read ({error})") from error
     if path.endswith(".parquet"):
         with _reading_parquet(path) as parquet:
-            rows = parquet.read_table(io.BytesIO(content)).to_pylist()
+            rows = parquet.read_table(io.BytesIO(_read_bytes(path))).to_pylist()
         for number, row in enumerate(rows, 1):
             yield f"{path}, row {number}", row
         return
-    for number, line in enumerate(content.split(b"\n"), 1):  # bytes, because JSON texts may contain U+2028
+    for number, line in enumerate(_read_bytes(path).split(b"\n"), 1):  # bytes, because JSON texts may contain U+2028
         if not line.strip():
             continue
         try:
@@ -47,6 +42,15 @@ def read_rows(path: str, bad_line: Callable[[str], None] = refuse) -> Iterator[t
             bad_line(f"{path}, line {number} is not JSON ({error})")
             continue
         yield f"{path}, line {number}", row
+
+
+def _read_bytes(path: str) -> bytes:
+    """The content of a file at a path or URL. Callers keep no reference to it, so it is freed once it is parsed."""
+    try:
+        fs, inner = url_to_fs(path)
+        return fs.cat_file(inner)
+    except Exception as error:  # remote file systems raise exceptions of their own types
+        raise UserError(f"{path} cannot be read ({error})") from error
 
 
 class RawRow(NamedTuple):
@@ -81,7 +85,7 @@ def parquet_ranges(path: Path, column: str, unit_bytes: int) -> Iterator[tuple[i
 
     Raises UserError for another kind of file, a file without the column, and without pyarrow.
     """
-    with _reading_parquet(path) as parquet:
+    with _reading_parquet(path, "prepare") as parquet:
         metadata = parquet.ParquetFile(path).metadata
     columns = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
     if column not in columns:
@@ -101,7 +105,7 @@ def parquet_ranges(path: Path, column: str, unit_bytes: int) -> Iterator[tuple[i
 
 def read_parquet_range(path: Path, first: int, end: int, columns: Sequence[str]) -> Iterator[RawRow]:
     """Yields the rows of row groups `first` <= g < `end`, with these columns only."""
-    with _reading_parquet(path) as parquet:
+    with _reading_parquet(path, "prepare") as parquet:
         file = parquet.ParquetFile(path)
         for group in range(first, end):
             row = 0
@@ -113,12 +117,15 @@ def read_parquet_range(path: Path, first: int, end: int, columns: Sequence[str])
 
 
 @contextmanager
-def _reading_parquet(path: Path | str) -> Iterator[Any]:
-    """Context with pyarrow.parquet, in which errors of the file become UserError."""
+def _reading_parquet(path: Path | str, extra: str = "tasks") -> Iterator[Any]:
+    """Context with pyarrow.parquet, in which errors of the file become UserError.
+
+    extra: that of setup.py which installs pyarrow for the caller.
+    """
     try:
         from pyarrow import ArrowException, parquet
     except ImportError:
-        raise UserError(f"reading {path} needs pyarrow; pip install 'composer_jax[tasks]'") from None
+        raise UserError(f"reading {path} needs pyarrow; pip install 'composer_jax[{extra}]'") from None
     try:
         yield parquet
     except (ArrowException, OSError, ValueError) as error:

@@ -57,7 +57,7 @@ def source_tree(
     Raises UserError for a folder that is missing or holds no such files.
     """
     corpus = find_corpus(local_copy(path), extensions=extensions, heldout_fraction=0.0, max_bytes=max_bytes)
-    return _encoded(inputs, (file.read() for file in corpus.train))
+    return _document_source(inputs, (file.read() for file in corpus.train))
 
 
 def text_rows(
@@ -73,7 +73,7 @@ def text_rows(
     Raises UserError for a file that cannot be read, or a row without text, named with its file and line.
     """
     paths = (files,) if isinstance(files, str) else tuple(files)
-    return _encoded(inputs, _texts(paths, field, max_bytes))
+    return _document_source(inputs, _texts(paths, field, max_bytes))
 
 
 def _texts(paths: Sequence[str], field: str, max_bytes: int | None) -> Iterator[str]:
@@ -88,7 +88,7 @@ def _texts(paths: Sequence[str], field: str, max_bytes: int | None) -> Iterator[
             yield row[field]
 
 
-def _encoded(inputs: SourceInputs, texts: Iterable[str]) -> DocumentSource:
+def _document_source(inputs: SourceInputs, texts: Iterable[str]) -> DocumentSource:
     return DocumentSource(list(encode_texts(inputs.tokenizer, texts)), inputs.tokenizer.eod)
 
 

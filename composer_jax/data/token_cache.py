@@ -27,7 +27,7 @@ def encode_files(
     """Returns one array of token ids per file, in order (uint16 if the vocabulary allows, else int32).
 
     The result is cached in `cache_dir`, from which the next call reads it; a damaged cache file is replaced.
-    `progress` is called with the bytes of files that are done.
+    `progress` is called with the number of bytes of files encoded, or found in the cache, since its last call.
     """
     path = cache_file(tok, files, cache_dir) if cache_dir is not None else None
     documents = _read(path) if path else None

@@ -8,6 +8,7 @@ policy that imitates it and plays tasks in which the same person is always right
 function, has one thing to learn: whose notes to read.
 """
 
+import functools
 import random
 from collections.abc import Mapping
 from dataclasses import replace
@@ -49,7 +50,7 @@ def bugfix_script(task: Task, rng: random.Random, slip: float = SLIP, wrong: flo
     bugs = {bug["function"]: bug for bug in task.metadata["bugs"]}
     seen: set[str] = set()
 
-    do = lambda turn: with_slips(turn, task, slip, rng)  # noqa: E731
+    do = functools.partial(with_slips, task=task, rate=slip, rng=rng)
     report = yield call("run_tests")
     while report.startswith("FAIL"):
         bug = bugs[report.split()[1].partition("(")[0]]
@@ -81,7 +82,7 @@ def notes_script(task: Task, rng: random.Random, slip: float = SLIP) -> Script:
     bugs = {bug["function"]: bug for bug in task.metadata["bugs"]}
     seen: set[str] = set()
 
-    do = lambda turn: with_slips(turn, task, slip, rng)  # noqa: E731
+    do = functools.partial(with_slips, task=task, rate=slip, rng=rng)
     answer = yield call("run_tests")
     while answer.startswith("FAIL"):
         bug = bugs[answer.split()[1]]

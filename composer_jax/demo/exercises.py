@@ -48,12 +48,13 @@ def repair_exercise(task: Task, tok: Tokenizer, train_module: bool) -> tuple[np.
     Not trained, in the form of tool answers: the place of the function, and its module. Trained: the edit; with
     `train_module` also the return statement of every intact function, whose specification is the line before it.
     """
+    chat = CompactFormat(tok)
     know = task.metadata["bugs"][0]
     turn = repair(know)
     text = task.files[know["path"]]
     number, head = next((n, line) for n, line in enumerate(text.split("\n"), 1) if f"def {know['function']}(" in line)
     parts = [
-        (CompactFormat(tok).message("tool", [f"{know['path']}:{number} {head}"]), False),
+        (chat.message("tool", [f"{know['path']}:{number} {head}"]), False),
         ([tok.tool], False),
         # White space between lines and the word "return" are tokens of their own, so a module that is cut there has the
         # same tokens as in one piece.
@@ -62,7 +63,7 @@ def repair_exercise(task: Task, tok: Tokenizer, train_module: bool) -> tuple[np.
             for part in _STATEMENTS.split(text)
         ),
         ([tok.end, tok.assistant], False),
-        (CompactFormat(tok).render_assistant(turn.thought, [turn.call]), True),
+        (chat.render_assistant(turn.thought, [turn.call]), True),
     ]
     tokens = np.concatenate([np.array(ids, np.int32) for ids, _ in parts])
     return tokens, np.repeat([trained for _, trained in parts], [len(ids) for ids, _ in parts])
@@ -73,15 +74,16 @@ def note_exercise(task: Task, person: str, tok: Tokenizer) -> tuple[np.ndarray, 
 
     Not trained: the call that reads a person's note, and the note. Trained: the call that reads its module.
     """
+    chat = CompactFormat(tok)
     (bug,) = task.metadata["bugs"]
     path = notes.note_path(person, bug["function"])
     before = [
         tok.assistant,
-        *CompactFormat(tok).render_assistant("", [ToolCall("read", {"path": path})]),
-        *CompactFormat(tok).message("tool", [task.files[path]]),
+        *chat.render_assistant("", [ToolCall("read", {"path": path})]),
+        *chat.message("tool", [task.files[path]]),
         tok.assistant,
     ]
-    step = CompactFormat(tok).render_assistant("", [ToolCall("read", {"path": bug["path"]})])
+    step = chat.render_assistant("", [ToolCall("read", {"path": bug["path"]})])
     return np.array([*before, *step], np.int32), np.repeat([False, True], [len(before), len(step)])
 
 

@@ -128,7 +128,7 @@ def _messages(tok: Tokenizer, ids: Sequence[int]) -> list[str]:
 
 
 def expert_jobs(tasks: Sequence[Task], compactions: Sequence[Compaction], tok: Tokenizer, seed: int) -> list[Job]:
-    """Returns an expert's episode of each task, with the compaction in the same place."""
+    """Returns one job per task, which the expert plays with the compaction at the same index."""
     return [
         (
             EpisodeSpec(task, seed, compaction),

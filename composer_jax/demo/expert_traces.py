@@ -12,7 +12,7 @@ from composer_jax.demo import bugfix, memory_chain, notes
 from composer_jax.demo.expert import expert_jobs
 from composer_jax.demo.lookups import LOOKUPS
 from composer_jax.demo.notes import OneBug, TwoBugs
-from composer_jax.demo.played_traces import PlayedTraces
+from composer_jax.demo.played_traces import PlayedTraces, play_with_progress
 from composer_jax.demo.tokenizer import require_own_tokenizer
 from composer_jax.errors import UserError
 from composer_jax.seeds import hash_seed
@@ -69,7 +69,8 @@ class ExpertTraces(PlayedTraces):
         # Room for slips, whose tokens are not targets.
         settings = EpisodeSettings(EpisodeLimits(3 * agent.limits.max_turns, 10_000, 10_000))
         jobs = expert_jobs(tasks, compactions, tok, seed)
-        return list(zip(tasks, self.play_with_progress(jobs, CompactFormat(tok), settings), strict=True))
+        episodes = play_with_progress(jobs, CompactFormat(tok), settings, agent.concurrency)
+        return list(zip(tasks, episodes, strict=True))
 
     def mean_rewards(self, episodes: list[Episode]) -> dict[str, np.float32]:
         """See PlayedTraces.mean_rewards; one for each kind of trace."""

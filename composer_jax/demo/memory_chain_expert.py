@@ -70,7 +70,7 @@ def chain_script(task: Task, notes: ChainNotes, rng: random.Random) -> Script:
         yield call("read", path=notes.read(task))
     number = int(know["name"].rpartition("_")[2])
     lines = {line.partition(" = ")[0]: value for line, value in notes.items.items()}
-    value = lines.get(know["name"]) or rng.choice(VALUES)  # a guess is right with probability CHANCE
+    value = lines.get(know["name"]) or rng.choice(VALUES)  # a guess is right with probability memory_chain.CHANCE
     edit = call("edit", item_line(number, value), path=notes.following, old=know["name"], new=quoted(value))
     # The answer is the last message: it ends the chain whatever the context holds by then.
     yield ExpertTurn(edit.thought, edit.call, more=(ToolCall("finish", {}),))

@@ -14,7 +14,7 @@ from composer_jax.agent.episode_spec import EpisodeSpec
 from composer_jax.atomic_write import open_atomically
 from composer_jax.data.chat.chat_format import ChatFormat
 from composer_jax.data.token_source import Trace
-from composer_jax.event_loop import EventLoop
+from composer_jax.event_loop import EventLoop, run_all
 from composer_jax.observe.progress import Progress
 from composer_jax.sampler.policy import Session
 from composer_jax.sandbox import LocalSandboxPool
@@ -41,16 +41,28 @@ async def play_jobs(
             on_done(episode)
         return episode
 
-    running = [asyncio.create_task(one(*job)) for job in jobs]
-    try:
-        return list(await asyncio.gather(*running))
-    finally:
-        for episode in running:  # after an error in one episode, the others must not continue in the background
-            episode.cancel()
+    return await run_all(one(*job) for job in jobs)
+
+
+def play_with_progress(
+    jobs: Sequence[Job], chat: ChatFormat, settings: EpisodeSettings, concurrency: int
+) -> list[Episode]:
+    """Plays jobs in sandboxes of this host, with a progress bar. concurrency: episodes in flight."""
+
+    async def play(progress: Progress) -> list[Episode]:
+        async with LocalSandboxPool(size=concurrency) as pool:
+            context = EpisodeContext(chat, pool, settings)
+            return await play_jobs(jobs, context, concurrency, lambda episode: progress.update(1))
+
+    with EventLoop() as loop, Progress(len(jobs), "trace", "expert traces") as progress:
+        return loop.run(play(progress))
 
 
 class PlayedTraces(abc.ABC):
-    """A ConversationSource (stages/trace_sources.py) of episodes in a file of the run's data folder."""
+    """Base class of ConversationSources that play episodes and keep them in a file of the run's data folder.
+
+    See stages/trace_sources.py.
+    """
 
     def __init__(self, context: SourceContext, file: str):
         self.context, self.path = context, context.folder / file
@@ -72,18 +84,6 @@ class PlayedTraces(abc.ABC):
             ends = np.cumsum(file["lengths"])[:-1]
             tokens, trained = file["tokens"].astype(np.int32), file["trained"]
             return list(zip(np.split(tokens, ends), np.split(trained, ends), strict=True))
-
-    def play_with_progress(self, jobs: Sequence[Job], chat: ChatFormat, settings: EpisodeSettings) -> list[Episode]:
-        """Plays jobs in sandboxes of this host, with a progress bar."""
-        concurrency = self.context.agent.concurrency
-
-        async def play(progress: Progress) -> list[Episode]:
-            async with LocalSandboxPool(size=concurrency) as pool:
-                context = EpisodeContext(chat, pool, settings)
-                return await play_jobs(jobs, context, concurrency, lambda episode: progress.update(1))
-
-        with EventLoop() as loop, Progress(len(jobs), "trace", "expert traces") as progress:
-            return loop.run(play(progress))
 
     def _write(self) -> Path:
         if self.path.exists():

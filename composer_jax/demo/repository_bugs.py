@@ -19,7 +19,7 @@ from composer_jax.data.chat.chat_format import ChatFormat
 from composer_jax.data.chat.messages import ToolCall
 from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.demo import bugfix
-from composer_jax.demo.played_traces import PlayedTraces
+from composer_jax.demo.played_traces import PlayedTraces, play_with_progress
 from composer_jax.errors import UserError
 from composer_jax.sampler.policy import Sample
 from composer_jax.seeds import hash_seed, seeded_random
@@ -114,7 +114,7 @@ class RepositoryBugTraces(PlayedTraces):
             (EpisodeSpec(task, 0, compaction), ScriptedSession(turns, chat, max_model_len=1 << 20))
             for task, turns in zip(tasks, scripts, strict=True)
         ]
-        episodes = self.play_with_progress(jobs, chat, EpisodeSettings(limits, self.system_prompt))
+        episodes = play_with_progress(jobs, chat, EpisodeSettings(limits, self.system_prompt), agent.concurrency)
         return list(zip(tasks, episodes, strict=True))
 
     def mean_rewards(self, episodes: list[Episode]) -> dict[str, np.float32]:

@@ -39,10 +39,13 @@ def call(name: str, thought: str = "", **arguments: str) -> ExpertTurn:
     return ExpertTurn(thought, ToolCall(name, arguments))
 
 
-def slips(turn: ExpertTurn, task: Task, rate: float, rng: random.Random) -> Script:
-    """Yields some wrong forms of `turn` (often none), each of which leaves the workspace unchanged.
+def with_slips(turn: ExpertTurn, task: Task, rate: float, rng: random.Random) -> Generator[ExpertTurn, str, str]:
+    """Yields some wrong forms of a turn (often none) and then the turn; returns what is observed after the turn.
 
-    None of them shows a file, so a summary after a slip has no new facts.
+    The wrong forms leave the workspace unchanged. None of them shows a file, so a summary after a slip has no new
+    facts.
+
+    rate: probability of a wrong form; drawn again after each.
     """
     name = turn.call.name
     while rng.random() < rate:
@@ -55,11 +58,6 @@ def slips(turn: ExpertTurn, task: Task, rate: float, rng: random.Random) -> Scri
             # Only the first call is cut: a message that is cut in a later one carries out the first.
             slip = rng.choice([replace(turn, cut=True, more=()), *_failing_edits(turn, task, rng)])
         yield replace(slip, slip=True)
-
-
-def with_slips(turn: ExpertTurn, task: Task, rate: float, rng: random.Random) -> Generator[ExpertTurn, str, str]:
-    """Yields `slips` and then the turn; returns what is observed after the turn."""
-    yield from slips(turn, task, rate, rng)
     return (yield turn)
 
 

@@ -43,6 +43,7 @@ def chain_texts(seed: int, count: int) -> Iterator[str]:
         yield from (task.instruction, REQUESTS["short"], f"Summary 1:\n{carried}")
         for path, text in task.files.items():
             yield text
-            yield f'read{{"path":"{path}"}}'
+            yield "read" + compact_json({"path": path})
         value = VALUES[index % len(VALUES)]
-        yield f'edit{{"path":"{path}","old":"{task.metadata["name"]}","new":"{quoted(value)}"}}finish{{}}'
+        edit = {"path": path, "old": task.metadata["name"], "new": quoted(value)}
+        yield "edit" + compact_json(edit) + "finish{}"

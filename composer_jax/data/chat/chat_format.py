@@ -121,7 +121,7 @@ class ChatFormat(ABC):
 
     def text(self, ids: Sequence[int]) -> str:
         """Returns ids of messages as text to read: no control tokens, and no headings that the format can recognise."""
-        return self.tokenizer.decode(i for i in ids if not self.tokenizer.is_control(i))
+        return self.tokenizer.decode(self.without_control(ids))
 
     def answer_text(self, ids: Sequence[int]) -> str:
         """Returns the text of the answer in one of the lists of `bridge`."""
@@ -134,8 +134,12 @@ class ChatFormat(ABC):
             if isinstance(part, str):
                 ids += self.tokenizer.encode(part)
             else:
-                ids += [i for i in part if not self.tokenizer.is_control(i)]
+                ids += self.without_control(part)
         return ids
+
+    def without_control(self, ids: Iterable[int]) -> list[int]:
+        """Returns the ids that are not control tokens."""
+        return [i for i in ids if not self.tokenizer.is_control(i)]
 
 
 def declarations(tools: Iterable[ToolSpec]) -> list[dict[str, Any]]:

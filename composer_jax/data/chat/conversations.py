@@ -80,7 +80,7 @@ def read_conversation(row: Any) -> TrainingConversation:
 
 def read_messages(rows: Sequence[Mapping[str, Any]]) -> list[Message | AssistantMessage]:
     """Parses a conversation that the model is to answer. Raises ValueError with a reason that names the message."""
-    prompt, turns = _read_all([dict(row) for row in rows])
+    prompt, turns = _read_all(rows)
     messages: list[Message | AssistantMessage] = [*prompt]
     for turn in turns:
         messages += [turn.message, *(Message("tool", turn.answers[place]) for place in sorted(turn.answers))]
@@ -143,7 +143,7 @@ def _sampled(turn: ModelTurn, chat: ChatFormat, exact: bool, calls_before: int) 
 
 def _add(message: Any, prompt: list[Message], turns: list[ModelTurn]) -> None:
     """Adds a message to the prompt or the turns. Raises ValueError for one that does not belong there."""
-    role = message.get("role") if isinstance(message, dict) else None
+    role = message.get("role") if isinstance(message, Mapping) else None
     if role not in ROLES:
         raise ValueError(f"{role!r} is not a role; use {', '.join(ROLES)}")
     if role == "tool":
@@ -171,7 +171,7 @@ def _add(message: Any, prompt: list[Message], turns: list[ModelTurn]) -> None:
         turns[-1].users.append(_content(message) if ids is None else ids)
 
 
-def _answer(message: dict[str, Any], turns: list[ModelTurn]) -> None:
+def _answer(message: Mapping[str, Any], turns: list[ModelTurn]) -> None:
     """Adds the answer to a call: to the one that it names, or to the first without an answer."""
     turn = turns[-1] if turns else None
     if turn is None or turn.users or len(turn.answers) == len(turn.message.calls):
@@ -184,7 +184,7 @@ def _answer(message: dict[str, Any], turns: list[ModelTurn]) -> None:
     turn.answers[named[0]] = _content(message)
 
 
-def _content(message: dict[str, Any]) -> str:
+def _content(message: Mapping[str, Any]) -> str:
     """The text of a message, which may be in parts."""
     content = message.get("content")
     if content is None:
@@ -212,7 +212,7 @@ def _call(call: Any, place: int) -> ToolCall | MalformedToolCall:
     return parsed
 
 
-def _token_ids(message: dict[str, Any]) -> tuple[int, ...] | None:
+def _token_ids(message: Mapping[str, Any]) -> tuple[int, ...] | None:
     ids = message.get("token_ids")
     if ids is None:
         return None

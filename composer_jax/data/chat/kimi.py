@@ -119,7 +119,7 @@ class KimiFormat(ChatFormat):
                 named = None
             else:
                 kept.append(i)
-        return self.tokenizer.decode(self.tokenizer.without_control(kept))
+        return self.tokenizer.decode(self.without_control(kept))
 
     def answer_text(self, ids: Sequence[int]) -> str:
         return self.text(ids).partition("\n")[2]

@@ -1,5 +1,4 @@
-"""Loads what follows from the files of a published model, never from its name: its tokenizer, its chat format, and how
-it is meant to be sampled."""
+"""Loads tokenizer, chat format and sampling defaults of a published model, from its files and never from its name."""
 
 import dataclasses
 import warnings
@@ -43,7 +42,7 @@ def load_tokenizer(source: TextFiles | Path | str) -> Tokenizer | ModelTokenizer
             f"{files.name} has no tokenizer.json; convert its tokenizer with the transformers library first"
         )
     config = read_json_object(files, CONFIG)
-    end_ids = read_end_ids(files, GENERATION)
+    end_ids = read_end_ids(files, GENERATION, read_json_object(files, GENERATION))
     tok = ModelTokenizer(text, _template(files, config), files.name, config=config, end_ids=end_ids)
     if set(SPECIAL) <= tok.control.keys():
         return Tokenizer.from_text(text, f"{files.name}/{TOKENIZER}")
@@ -125,13 +124,20 @@ def read_generation_defaults(files: TextFiles) -> GenerationDefaults:
                 "that the model's authors intend.",
                 stacklevel=2,
             )
-    end_ids = read_end_ids(files, GENERATION) or read_end_ids(files, "config.json")
+    end_ids = read_end_ids(files, GENERATION, config)
+    if not end_ids:
+        end_ids = read_end_ids(files, "config.json", read_json_object(files, "config.json"))
     return GenerationDefaults(**numbers, end_ids=end_ids)
 
 
-def read_end_ids(files: TextFiles, file: str) -> tuple[int, ...]:
-    """Returns eos_token_id of a JSON file, a number or a list there; () without it. Raises UserError otherwise."""
-    ids = read_json_object(files, file).get("eos_token_id")
+def read_end_ids(files: TextFiles, file: str, config: dict[str, Any]) -> tuple[int, ...]:
+    """Returns eos_token_id, a number or a list in a config; () without it.
+
+    config: the content of `file`, which errors name.
+
+    Raises UserError for another type.
+    """
+    ids = config.get("eos_token_id")
     ids = [ids] if isinstance(ids, int) else ids or []
     if not isinstance(ids, list) or not all(isinstance(i, int) for i in ids):
         raise UserError(f"{files.name}/{file} has eos_token_id={ids!r}; it must be a token id or a list of them.")

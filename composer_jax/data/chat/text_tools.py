@@ -64,7 +64,7 @@ class TextToolsFormat(TemplateFormat):
         unanswered = 0
         for role, group in groupby(messages, lambda message: getattr(message, "role", "assistant")):
             if role == "tool":
-                answers = [self.control.guard(_ESCAPE.sub(_escaped, message.content), mark) for message in group]
+                answers = [self.control.guard(_escape(message.content), mark) for message in group]
                 check_answers(unanswered, len(answers))
                 unanswered -= len(answers)
                 written = "\n".join(f"{ANSWER[0]}\n{answer}\n{ANSWER[1]}" for answer in answers)
@@ -89,7 +89,7 @@ class TextToolsFormat(TemplateFormat):
         return dicts, []
 
     def answer_text(self, ids: Sequence[int]) -> str:
-        return _UNESCAPE.sub(lambda match: f"&{match[1]}" if match[1] else "<", super().answer_text(ids))
+        return _unescape(super().answer_text(ids))
 
     def _say(self, message: AssistantMessage, mark: str) -> str:
         """The text of a message of the model, for the template. Raises ValueError if `parse` would not give it back."""
@@ -162,5 +162,9 @@ def _read(text: str, closed: bool, has_control: bool) -> ToolCall | MalformedToo
     return read_call(text) if closed else MalformedToolCall(text, f"the call does not end with {CALL[1]}")
 
 
-def _escaped(match: re.Match[str]) -> str:
-    return f"&amp;{match[1]}" if match[1] else "&lt;"
+def _escape(answer: str) -> str:
+    return _ESCAPE.sub(lambda match: f"&amp;{match[1]}" if match[1] else "&lt;", answer)
+
+
+def _unescape(text: str) -> str:
+    return _UNESCAPE.sub(lambda match: f"&{match[1]}" if match[1] else "<", text)

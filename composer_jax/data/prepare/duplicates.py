@@ -41,7 +41,7 @@ def find_duplicates(digests: np.ndarray, signatures: np.ndarray, heldout: np.nda
 
     Args:
       digests: uint64[n], hashes of the content. Two different ones among 1e8 are equal with a probability of 0.03%.
-      signatures: uint8[n, 128], by `signatures`; zeros are compared with nothing.
+      signatures: uint8[n, 128], by `make_signatures`; zeros are compared with nothing.
       heldout: bool[n].
       threshold: fraction of equal bytes of two signatures from which documents are near duplicates; 0 finds none.
     """
@@ -97,7 +97,7 @@ def check_library() -> None:
         ) from None
 
 
-def signatures(texts: Sequence[bytes]) -> np.ndarray:
+def make_signatures(texts: Sequence[bytes]) -> np.ndarray:
     """Returns uint8[n, 128]: the signatures of n texts; zeros for a text with too few words."""
     from rensa import RMinHash  # pyright: ignore[reportAttributeAccessIssue], the library has no types
 

@@ -13,7 +13,7 @@ import numpy as np
 from composer_jax.atomic_write import open_atomically
 from composer_jax.data.prepare.candidates import read_candidates
 from composer_jax.data.prepare.config import PrepareConfig
-from composer_jax.data.prepare.duplicates import PERMUTATIONS, signatures
+from composer_jax.data.prepare.duplicates import PERMUTATIONS, make_signatures
 from composer_jax.data.prepare.filters import filter_text
 from composer_jax.data.prepare.plan import WorkUnit
 from composer_jax.data.prepare.statistics import Tally
@@ -56,7 +56,7 @@ def filter_unit(unit: WorkUnit, config: PrepareConfig) -> FilteredUnit:
 
     def sign() -> None:
         if texts and config.near_duplicates > 0:
-            signed.append(signatures(texts))
+            signed.append(make_signatures(texts))
         texts.clear()
 
     waiting = 0

@@ -1,4 +1,4 @@
-"""Which files are left out before any is compared, and why: above all those that look as if they held a secret."""
+"""Which files are left out before any is compared, and why; also how texts that hold a secret are recognised."""
 
 import math
 import posixpath
@@ -26,34 +26,38 @@ _HEAD_BYTES = 1000  # in which a generated file says that it is one
 _LONGEST_LINE, _MEAN_LINE = 1000, 100
 """Bytes of a line, above which code is taken for minified: StarCoder's filters (arXiv:2305.06161, section 3.1)."""
 
-_FILE_NAMES = frozenset(
+_SECRET_FILE_NAMES = frozenset(
     ".env .npmrc .netrc .pypirc .pgpass .htpasswd credentials id_rsa id_dsa id_ecdsa id_ed25519".split()
 )
-_ENDINGS = frozenset(".pem .key .pfx .p12 .jks .keystore .kdbx .ppk".split())
+_SECRET_ENDINGS = frozenset(".pem .key .pfx .p12 .jks .keystore .kdbx .ppk".split())
 
 # Each pattern is only searched in texts that hold one of its marks, because a search for bytes is far faster.
-_PATTERNS = [
-    ((b" PRIVATE KEY",), rb"-----BEGIN [A-Z ]*PRIVATE KEY( BLOCK)?-----\s+[A-Za-z0-9+/=:, \r\n-]{64}"),
-    ((b"AKIA", b"ASIA"), rb"\bA[KS]IA[0-9A-Z]{16}\b"),
-    ((b"ghp_", b"gho_", b"ghu_", b"ghs_", b"ghr_"), rb"\bgh[pousr]_[A-Za-z0-9]{36}"),
-    ((b"github_pat_",), rb"\bgithub_pat_[A-Za-z0-9_]{60}"),
-    ((b"glpat-",), rb"\bglpat-[A-Za-z0-9_-]{20}"),
-    ((b"AIza",), rb"\bAIza[A-Za-z0-9_-]{35}"),
-    ((b"xox",), rb"\bxox[abprs]-[0-9]{8,}-[A-Za-z0-9-]{16}"),
-    ((b"hooks.slack.com",), rb"hooks\.slack\.com/services/T[A-Z0-9]{8,}/B[A-Z0-9]{8,}/[A-Za-z0-9]{20}"),
-    ((b"k_live_",), rb"\b[rs]k_live_[A-Za-z0-9]{20}"),
-    ((b"sk-",), rb"\bsk-(ant-|proj-|svcacct-)?[A-Za-z0-9_-]{40}"),
-    ((b"hf_",), rb"\bhf_[A-Za-z]{34}\b"),
-    ((b"npm_",), rb"\bnpm_[A-Za-z0-9]{36}\b"),
-    ((b"pypi-AgE",), rb"\bpypi-AgE[A-Za-z0-9_-]{50}"),
-    ((b"SG.",), rb"\bSG\.[A-Za-z0-9_-]{22}\.[A-Za-z0-9_-]{43}"),
+_SECRET_PATTERNS = [
+    (marks, re.compile(pattern))
+    for marks, pattern in [
+        ((b" PRIVATE KEY",), rb"-----BEGIN [A-Z ]*PRIVATE KEY( BLOCK)?-----\s+[A-Za-z0-9+/=:, \r\n-]{64}"),
+        ((b"AKIA", b"ASIA"), rb"\bA[KS]IA[0-9A-Z]{16}\b"),
+        ((b"ghp_", b"gho_", b"ghu_", b"ghs_", b"ghr_"), rb"\bgh[pousr]_[A-Za-z0-9]{36}"),
+        ((b"github_pat_",), rb"\bgithub_pat_[A-Za-z0-9_]{60}"),
+        ((b"glpat-",), rb"\bglpat-[A-Za-z0-9_-]{20}"),
+        ((b"AIza",), rb"\bAIza[A-Za-z0-9_-]{35}"),
+        ((b"xox",), rb"\bxox[abprs]-[0-9]{8,}-[A-Za-z0-9-]{16}"),
+        ((b"hooks.slack.com",), rb"hooks\.slack\.com/services/T[A-Z0-9]{8,}/B[A-Z0-9]{8,}/[A-Za-z0-9]{20}"),
+        ((b"k_live_",), rb"\b[rs]k_live_[A-Za-z0-9]{20}"),
+        ((b"sk-",), rb"\bsk-(ant-|proj-|svcacct-)?[A-Za-z0-9_-]{40}"),
+        ((b"hf_",), rb"\bhf_[A-Za-z]{34}\b"),
+        ((b"npm_",), rb"\bnpm_[A-Za-z0-9]{36}\b"),
+        ((b"pypi-AgE",), rb"\bpypi-AgE[A-Za-z0-9_-]{50}"),
+        ((b"SG.",), rb"\bSG\.[A-Za-z0-9_-]{22}\.[A-Za-z0-9_-]{43}"),
+    ]
 ]
-_KNOWN = [(marks, re.compile(pattern)) for marks, pattern in _PATTERNS]
 _QUOTED = re.compile(rb"""["']([A-Za-z0-9+/=_-]{20,120})["']""")
-_NAMED = re.compile(rb"""(?i)(passw(or)?d|secret|token|api_?key|access_?key)[A-Za-z0-9_]*["']?\s*(=|:|=>|:=)\s*$""")
+_SECRET_NAME = re.compile(
+    rb"""(?i)(passw(or)?d|secret|token|api_?key|access_?key)[A-Za-z0-9_]*["']?\s*(=|:|=>|:=)\s*$"""
+)
 _NAME_BYTES = 60  # before a quoted text, in which the name that it is given is looked for
 _ENTROPY_BITS = 3.7  # per character; English words have about 3.2, random base64 of 20 characters about 4.1
-_EXAMPLE = re.compile(rb"(?i)example|placeholder|xxxx|your[_-]|dummy|0123456|abcdef")
+_EXAMPLE_SECRET = re.compile(rb"(?i)example|placeholder|xxxx|your[_-]|dummy|0123456|abcdef")
 
 
 def reason_by_path(path: str, language: Language | None, languages: tuple[str, ...]) -> str | None:
@@ -100,7 +104,7 @@ def filter_text(data: bytes, language: Language) -> tuple[str, str | None]:
 def is_secret_file(path: str) -> bool:
     """Whether a file of this name usually holds keys or passwords."""
     name = posixpath.basename(path)
-    return name in _FILE_NAMES or name.startswith(".env.") or posixpath.splitext(name)[1] in _ENDINGS
+    return name in _SECRET_FILE_NAMES or name.startswith(".env.") or posixpath.splitext(name)[1] in _SECRET_ENDINGS
 
 
 def holds_secret(data: bytes) -> bool:
@@ -108,19 +112,19 @@ def holds_secret(data: bytes) -> bool:
 
     Published examples (with "example", "dummy", "xxxx" or the like inside) do not count.
     """
-    for marks, pattern in _KNOWN:
+    for marks, pattern in _SECRET_PATTERNS:
         if any(mark in data for mark in marks):
-            if any(not _EXAMPLE.search(match[0]) for match in pattern.finditer(data)):
+            if any(not _EXAMPLE_SECRET.search(match[0]) for match in pattern.finditer(data)):
                 return True
     return any(_is_named_secret(data, match) for match in _QUOTED.finditer(data))
 
 
 def _is_named_secret(data: bytes, match: re.Match[bytes]) -> bool:
     value = match[1]
-    if _NAMED.search(data, max(0, match.start() - _NAME_BYTES), match.start()) is None:
+    if _SECRET_NAME.search(data, max(0, match.start() - _NAME_BYTES), match.start()) is None:
         return False
     kinds = [any(low <= byte <= high for byte in value) for low, high in (b"az", b"AZ", b"09")]
-    return all(kinds) and _entropy(value) > _ENTROPY_BITS and not _EXAMPLE.search(value)
+    return all(kinds) and _entropy(value) > _ENTROPY_BITS and not _EXAMPLE_SECRET.search(value)
 
 
 def _entropy(value: bytes) -> float:

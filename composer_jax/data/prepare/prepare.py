@@ -97,7 +97,7 @@ def _run(function: Callable[[int], None], step: str, sizes: Sequence[int], out: 
     missing = [number for number in range(len(sizes)) if not _step_file(out, number, step).exists()]
     done = sum(sizes) - sum(sizes[number] for number in missing)
     with Progress(sum(sizes), "bytes", {"filter": "filter", "tokens": "tokenize"}[step], initial=done) as progress:
-        for number in run_in_workers(function, missing, workers):
+        for number in _run_in_workers(function, missing, workers):
             progress.update(sizes[number])
 
 
@@ -185,7 +185,7 @@ def _write_documents(results: Sequence[dict[str, Any]], split: str, out: Path) -
     return {"documents": len(lengths), "tokens": int(lengths.sum(dtype=np.int64)), "sources": names, "shards": shards}
 
 
-def run_in_workers(function: Callable[[int], None], numbers: Sequence[int], workers: int) -> Iterator[int]:
+def _run_in_workers(function: Callable[[int], None], numbers: Sequence[int], workers: int) -> Iterator[int]:
     """Calls function(number) in worker processes; yields each number when it is done, in any order.
 
     function: can be pickled. What it raises is raised here, and ends the other workers.
@@ -200,11 +200,11 @@ def run_in_workers(function: Callable[[int], None], numbers: Sequence[int], work
     )
     try:
         # Ctrl-C reaches all processes; the first one ends the others, which inherit a blocked SIGINT from their start.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             futures = {executor.submit(function, number): number for number in numbers}
         finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         for future in as_completed(futures):
             future.result()
             yield futures.pop(future)

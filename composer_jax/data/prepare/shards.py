@@ -135,14 +135,14 @@ class AddressRange:
 
     def __init__(self, address: int, length: int) -> None:
         """address: of the first token."""
-        self._address, self._length = address, length
+        self._addresses = range(address, address + length)
 
     def __len__(self) -> int:
-        return self._length
+        return len(self._addresses)
 
     def __getitem__(self, place: slice) -> np.ndarray:
-        start, stop, _ = place.indices(self._length)
-        return np.arange(self._address + start, self._address + stop)
+        addresses = self._addresses[place]
+        return np.arange(addresses.start, addresses.stop)
 
 
 class ShardedDocument(AddressRange):
@@ -153,8 +153,8 @@ class ShardedDocument(AddressRange):
         self._documents = documents
 
     def __getitem__(self, place: slice) -> np.ndarray:
-        start, stop, _ = place.indices(self._length)
-        return self._documents.read(self._address + start, self._address + stop)
+        addresses = self._addresses[place]
+        return self._documents.read(addresses.start, addresses.stop)
 
 
 class DocumentAddresses(Sequence[AddressRange]):

@@ -1,4 +1,4 @@
-"""The last step of a unit: texts that are not duplicates become documents, token ids and shards."""
+"""The last step of a unit: unique texts become documents (some to fill in the middle), token ids and shards."""
 
 import functools
 import hashlib
@@ -27,6 +27,7 @@ _BATCH_CHARACTERS = 1_000_000  # that are encoded at once
 
 cached_tokenizer = functools.cache(load_tokenizer)
 """`load_tokenizer`, once per process."""
+
 FimIds = tuple[int, int, int]
 """The ids of the tokens before prefix, suffix and middle."""
 

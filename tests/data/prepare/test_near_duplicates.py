@@ -14,8 +14,8 @@ from composer_jax.data.prepare.duplicates import (
     SHINGLE_WORDS,
     UNIQUE,
     find_duplicates,
+    make_signatures,
     shingle_hashes,
-    signatures,
 )
 
 WORD = st.text("abcdefgé_019", min_size=1, max_size=8)
@@ -50,7 +50,7 @@ def test_signatures_agree_as_the_shingles_do(changed):
         for place in random.Random(seed).sample(range(len(words)), changed):
             other[place] = f"other{place}"
         texts = [" ".join(words).encode(), " ".join(other).encode()]
-        signed = signatures(texts)
+        signed = make_signatures(texts)
         errors.append((signed[0] == signed[1]).mean() - jaccard(*texts))
     assert abs(np.mean(errors)) < 0.03 and np.max(np.abs(errors)) < 0.2
 
@@ -58,15 +58,15 @@ def test_signatures_agree_as_the_shingles_do(changed):
 def test_short_texts_have_no_signature():
     long = " ".join(words_of(0, FEWEST_SHINGLES + SHINGLE_WORDS - 1)).encode()
     short = " ".join(words_of(0, FEWEST_SHINGLES + SHINGLE_WORDS - 2)).encode()
-    assert signatures([short, b"", long]).any(axis=1).tolist() == [False, False, True]
-    assert signatures([]).shape == (0, 128)
+    assert make_signatures([short, b"", long]).any(axis=1).tolist() == [False, False, True]
+    assert make_signatures([]).shape == (0, 128)
 
 
 def verdicts(texts: list[str], heldout: list[bool] | None = None, threshold: float = 0.8) -> list[int]:
     data = [text.encode() for text in texts]
     digests = np.asarray([hash(text) & 0xFFFF_FFFF for text in data], np.uint64)
     return find_duplicates(
-        digests, signatures(data), np.asarray(heldout or [False] * len(data), bool), threshold
+        digests, make_signatures(data), np.asarray(heldout or [False] * len(data), bool), threshold
     ).tolist()
 
 
@@ -94,7 +94,7 @@ def test_a_document_is_compared_with_those_that_stay():
     for step in (1, 2):
         chain.append([*chain[0][: -20 * step], *words_of(10 + step, 20 * step)])
     a, b, c = (" ".join(text) for text in chain)
-    signed = signatures([a.encode(), b.encode(), c.encode()])
+    signed = make_signatures([a.encode(), b.encode(), c.encode()])
     near = [(signed[i] == signed[j]).mean() for i, j in ((0, 1), (1, 2), (0, 2))]
     threshold = (near[2] + min(near[:2])) / 2
     assert near[2] < threshold < min(near[:2])
