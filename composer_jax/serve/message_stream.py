@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from composer_jax.data.chat.call_forms import CALL
 from composer_jax.data.chat.chat_format import ChatFormat
-from composer_jax.data.chat.control_text import THINKING
-from composer_jax.data.chat.hermes_calls import CALL
-from composer_jax.data.chat.messages import MalformedToolCall, ToolCall
+from composer_jax.data.chat.messages import THINKING, MalformedToolCall, ToolCall
 from composer_jax.sampler.detokenizer import Decode, IncrementalDetokenizer
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from composer_jax.data.chat import hermes_calls, kimi
+from composer_jax.data.chat import call_forms, kimi
 
 QWEN_TOKENS = {"<|endoftext|>": True, "<|im_start|>": True, "<|im_end|>": True} | dict.fromkeys(
     # As in the published tokenizers, the marks of calls and answers are tokens, but not special ones.
-    (*hermes_calls.CALL, *hermes_calls.ANSWER),
+    (*call_forms.CALL, *call_forms.ANSWER),
     False,
 )
 CHATML_TOKENS = dict.fromkeys(("<|endoftext|>", "<|im_start|>", "<|im_end|>"), True)

@@ -74,10 +74,13 @@ class ChatFormat(ABC):
         """
 
     @abstractmethod
-    def parse(self, ids: Iterable[int]) -> AssistantMessage:
+    def parse(self, ids: Iterable[int], tools: Iterable[ToolSpec] = ()) -> AssistantMessage:
         """Parses the output of `render_assistant` or any other ids: bad calls become MalformedToolCall, nothing raises.
 
         The message ends at the first of `end_tokens`; later ids are ignored. Other control tokens are shown by name.
+        What the model thought is `<think>`, a line break, the thinking, a line break, `</think>`, an empty line.
+
+        tools: whose schemas say what the arguments are, for formats that write strings without quotes.
         """
 
     def close(self, sampled: Sequence[int]) -> list[int]:
@@ -97,8 +100,10 @@ class ChatFormat(ABC):
         """
 
     @abstractmethod
-    def user(self, parts: Sequence[str | Sequence[int]]) -> list[int]:
+    def user(self, parts: Sequence[str | Sequence[int]], follows: Sequence[int] = ()) -> list[int]:
         """Returns a user message that follows another message of the harness, such as the answer of a tool.
+
+        follows: the ids before it, if they may be a sampled message that ended with the first id of this one.
 
         Its body may mix text with ids that were sampled earlier, such as a summary. The ids are kept, except for
         control tokens: a body can neither open nor close a message.

@@ -59,7 +59,7 @@ class CompactFormat(ChatFormat):
             ids += [self.tokenizer.call, *self.tokenizer.encode(call.name + compact_json(call.arguments))]
         return [*ids, self.end]
 
-    def parse(self, ids: Iterable[int]) -> AssistantMessage:
+    def parse(self, ids: Iterable[int], tools: Iterable[ToolSpec] = ()) -> AssistantMessage:
         parts: list[list[int]] = [[]]
         complete = False
         for i in ids:
@@ -79,7 +79,7 @@ class CompactFormat(ChatFormat):
         turn = [self.message("tool", [answer]) for answer in answers]
         return [self.close(sampled) + ids if number == 0 else ids for number, ids in enumerate(turn)]
 
-    def user(self, parts: Sequence[str | Sequence[int]]) -> list[int]:
+    def user(self, parts: Sequence[str | Sequence[int]], follows: Sequence[int] = ()) -> list[int]:
         return self.message("user", parts)
 
     def message(self, role: str, parts: Sequence[str | Sequence[int]]) -> list[int]:

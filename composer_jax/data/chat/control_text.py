@@ -9,10 +9,8 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
+from composer_jax.data.chat.messages import THINKING
 from composer_jax.data.model_tokenizer import ModelTokenizer
-
-THINKING = ("<think>", "</think>")
-"""Markers around what a model thinks. Templates look for them in the content of its messages."""
 
 
 class ControlText:

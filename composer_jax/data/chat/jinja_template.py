@@ -21,9 +21,10 @@ from composer_jax.errors import UserError
 class JinjaTemplate:
     """Messages -> text. Jinja's sandbox keeps a template from doing anything else."""
 
-    def __init__(self, source: str, variables: Mapping[str, str], name: str) -> None:
+    def __init__(self, source: str, variables: Mapping[str, str], name: str, *, tool_source: str = "") -> None:
         """
         variables: further variables of the template, such as bos_token.
+        tool_source: the template of conversations with tools, if they have one of their own.
         name: where the template comes from, for error messages.
 
         Raises UserError if `source` is not valid Jinja.
@@ -34,11 +35,12 @@ class JinjaTemplate:
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _refuse
         environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-        self.source = source
+        self.source = source + tool_source
         self.name = name
         self._variables = dict(variables)
         try:
             self._template = environment.from_string(source)
+            self._tool_template = environment.from_string(tool_source) if tool_source else self._template
         except jinja2.TemplateError as error:
             raise UserError(f"the chat template of {name} is not valid Jinja ({error}); download it again") from error
 
@@ -47,8 +49,9 @@ class JinjaTemplate:
 
         Raises UserError when the template refuses the conversation.
         """
+        has_tools = tools or any(message["role"] == "tool" or message.get("tool_calls") for message in messages)
         try:
-            return self._template.render(
+            return (self._tool_template if has_tools else self._template).render(
                 messages=messages, tools=tools or None, add_generation_prompt=opened, **self._variables
             )
         except Exception as error:  # a template may raise anything

@@ -14,6 +14,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 
+from composer_jax.data.chat.call_forms import JSON, CallForm, Schemas, read_arguments, read_call
 from composer_jax.data.chat.chat_format import (
     ChatFormat,
     Conversation,
@@ -25,17 +26,14 @@ from composer_jax.data.chat.chat_format import (
 )
 from composer_jax.data.chat.messages import (
     AssistantMessage,
-    CallSpan,
-    CallTokens,
     MalformedToolCall,
     ToolCall,
     check_call,
     compact_json,
-    is_tool_name,
     join_content,
     read_json,
-    scan_calls,
 )
+from composer_jax.data.chat.sampled_text import SampledText, ScannedMessage, scan_calls
 from composer_jax.data.model_tokenizer import ModelTokenizer
 
 SECTION = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")
@@ -47,6 +45,47 @@ CONTROL = (*ROLES, "<|im_middle|>", "<|im_end|>", *SECTION, *CALL)
 _ID = re.compile(r"functions\.(.+):([0-9]+)")
 _LONGEST_ID = 80  # characters of a malformed id that an answer repeats
 _HEADING = "## Return of "
+
+
+class KimiCalls(CallForm):
+    """The id of a call, functions.NAME:INDEX, and its arguments as a JSON object."""
+
+    begin, argument, finish = CALL
+    around = SECTION
+    inner = (CALL[1],)
+
+    def body_end(self, text: SampledText, start: int) -> int:
+        place = text.find(self.argument, start)
+        stops = [stop for stop in (text.find(self.finish, start), text.find(self.begin, start)) if stop >= 0]
+        if place < 0 or place > min(stops, default=place):
+            return start
+        return JSON.body_end(text, place + len(self.argument))
+
+    def read(self, body: SampledText, schemas: Schemas) -> ToolCall | MalformedToolCall:
+        call_id, arguments = self.halves(body)
+        if arguments is None:
+            return MalformedToolCall(
+                body.text, f"no arguments: a call is functions.NAME:INDEX, {CALL[1]} and a JSON object"
+            )
+        match = _ID.fullmatch(call_id)
+        if not match:
+            return MalformedToolCall(body.text, f"{call_id!r} is not the id of a call; write functions.NAME:INDEX")
+        if arguments.strip() in ("", "null"):
+            return read_arguments(body.text, match[1], None)
+        try:
+            return read_arguments(body.text, match[1], read_json(arguments, "the arguments", strict=False))
+        except ValueError as error:
+            return MalformedToolCall(body.text, str(error))
+
+    def halves(self, body: SampledText) -> tuple[str, str | None]:
+        """Returns the id of a call, and its arguments; None without any."""
+        place = body.find(self.argument)
+        if place < 0:
+            return body.text.strip(), None
+        return body.text[:place].strip(), body.text[place + len(self.argument) :]
+
+
+_CALLS = KimiCalls()
 
 
 class KimiFormat(ChatFormat):
@@ -61,9 +100,6 @@ class KimiFormat(ChatFormat):
         self._section, self._section_end, self._call, self._argument, self._call_end = call_tokens
         self._openers = {"system": system, "user": user, "assistant": assistant}
         self.end_tokens = end_tokens(self.end, tok)
-        self._call_tokens = CallTokens(
-            self._call, self._call_end, frozenset(self.end_tokens), frozenset({self._section, self._section_end})
-        )
         self.generation_prompt = self._open("assistant", "assistant")
 
     def render(self, messages: Conversation, tools: Iterable[ToolSpec] = ()) -> list[int]:
@@ -94,10 +130,16 @@ class KimiFormat(ChatFormat):
         section = [self._section, *written, self._section_end] if calls else []
         return [*self.tokenizer.encode(content), *section, self.end]
 
-    def parse(self, ids: Iterable[int]) -> AssistantMessage:
-        message = scan_calls(ids, self._call_tokens)
-        content = join_content(self.tokenizer.decode(message.before), self.tokenizer.decode(message.after))
-        return AssistantMessage(content, tuple(self._parse_call(span) for span in message.calls), message.complete)
+    def parse(self, ids: Iterable[int], tools: Iterable[ToolSpec] = ()) -> AssistantMessage:
+        ids = list(ids)
+        message = self._scan(ids)
+        content = join_content(message.before, message.after)
+        calls = tuple(read_call(span, _CALLS, {}) for span in message.calls)
+        return AssistantMessage(content, calls, not set(self.end_tokens).isdisjoint(ids))
+
+    def _scan(self, sampled: Sequence[int]) -> ScannedMessage:
+        end = next((at for at, i in enumerate(sampled) if i in self.end_tokens), None)
+        return scan_calls(SampledText.of(self.tokenizer, sampled[:end]), _CALLS, 0)
 
     def bridge(self, sampled: Sequence[int], answers: Sequence[str]) -> list[list[int]]:
         asked = self._call_ids(sampled)
@@ -105,7 +147,7 @@ class KimiFormat(ChatFormat):
         turn = [self._answer(call, answer) for call, answer in zip(asked, answers, strict=False)]
         return [self.close(sampled) + ids if number == 0 else ids for number, ids in enumerate(turn)]
 
-    def user(self, parts: Sequence[str | Sequence[int]]) -> list[int]:
+    def user(self, parts: Sequence[str | Sequence[int]], follows: Sequence[int] = ()) -> list[int]:
         return self._message("user", "user", parts)
 
     def text(self, ids: Sequence[int]) -> str:
@@ -133,36 +175,6 @@ class KimiFormat(ChatFormat):
     def _answer(self, call: str, result: str) -> list[int]:
         return self._message("system", "tool", [f"{_HEADING}{call}\n{result}"])
 
-    def _call_ids(self, sampled: Iterable[int]) -> list[str]:
+    def _call_ids(self, sampled: Sequence[int]) -> list[str]:
         """The ids of the calls as the model wrote them, which the answers must repeat."""
-        return [
-            self._halves(span)[0][:_LONGEST_ID].replace("\n", " ")
-            for span in scan_calls(sampled, self._call_tokens).calls
-        ]
-
-    def _halves(self, span: CallSpan) -> tuple[str, list[int] | None]:
-        """The id of a call as text, and the token ids of its arguments; None without any."""
-        if self._argument not in span.ids:
-            return self.tokenizer.decode(span.ids).strip(), None
-        at = span.ids.index(self._argument)
-        return self.tokenizer.decode(span.ids[:at]).strip(), span.ids[at + 1 :]
-
-    def _parse_call(self, span: CallSpan) -> ToolCall | MalformedToolCall:
-        text = self.tokenizer.decode(span.ids)
-        call_id, arguments = self._halves(span)
-        if arguments is None:
-            return MalformedToolCall(text, f"no arguments: a call is functions.NAME:INDEX, {CALL[1]} and a JSON object")
-        if not span.closed:
-            return MalformedToolCall(text, f"the call does not end with {CALL[2]}")
-        match = _ID.fullmatch(call_id)
-        if not match or not is_tool_name(match[1]):
-            return MalformedToolCall(text, f"{call_id!r} is not the id of a call; write functions.NAME:INDEX")
-        if self.tokenizer.without_control(arguments) != arguments:
-            return MalformedToolCall(text, "a control token is inside the arguments")
-        try:
-            value = read_json(self.tokenizer.decode(arguments), "the arguments")
-        except ValueError as error:
-            return MalformedToolCall(text, str(error))
-        if not isinstance(value, dict):
-            return MalformedToolCall(text, "the arguments are not a JSON object")
-        return ToolCall(match[1], value)
+        return [_CALLS.halves(span.body)[0][:_LONGEST_ID].replace("\n", " ") for span in self._scan(sampled).calls]

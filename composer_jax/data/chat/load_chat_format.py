@@ -8,9 +8,9 @@ from typing import Any
 from composer_jax.data.chat import kimi
 from composer_jax.data.chat.chat_format import ChatFormat
 from composer_jax.data.chat.compact import CompactFormat
-from composer_jax.data.chat.hermes import HermesFormat, writes_calls
 from composer_jax.data.chat.jinja_template import JinjaTemplate
 from composer_jax.data.chat.kimi import KimiFormat
+from composer_jax.data.chat.template_tools import TemplateToolsFormat, call_form
 from composer_jax.data.chat.text_tools import TextToolsFormat
 from composer_jax.data.chat.tool_prompt import TOOL_PROMPT
 from composer_jax.data.model_tokenizer import ModelTokenizer, token_text
@@ -43,7 +43,7 @@ def load_tokenizer(source: TextFiles | Path | str) -> Tokenizer | ModelTokenizer
         )
     config = read_json_object(files, CONFIG)
     end_ids = read_end_ids(files, GENERATION, read_json_object(files, GENERATION))
-    tok = ModelTokenizer(text, _template(files, config), files.name, config=config, end_ids=end_ids)
+    tok = ModelTokenizer(text, "".join(_templates(files, config)), files.name, config=config, end_ids=end_ids)
     if set(SPECIAL) <= tok.control.keys():
         return Tokenizer.from_text(text, f"{files.name}/{TOKENIZER}")
     return tok
@@ -52,8 +52,8 @@ def load_tokenizer(source: TextFiles | Path | str) -> Tokenizer | ModelTokenizer
 def load_chat_format(source: TextFiles | Path | str, *, tool_prompt: str = TOOL_PROMPT) -> ChatFormat:
     """Returns the chat format of a model; its `tokenizer` is that of `load_tokenizer`.
 
-    CompactFormat if the tokenizer has its control tokens, KimiFormat likewise, HermesFormat if the template writes
-    calls between control tokens as Hermes and Qwen do, else TextToolsFormat.
+    CompactFormat if the tokenizer has its control tokens, KimiFormat likewise, TemplateToolsFormat if the template
+    writes calls in one of the forms of call_forms.py, else TextToolsFormat.
 
     Args:
       source: as in `load_tokenizer`.
@@ -68,24 +68,38 @@ def load_chat_format(source: TextFiles | Path | str, *, tool_prompt: str = TOOL_
     if set(kimi.CONTROL) <= tok.control.keys():
         return KimiFormat(tok)
     config = read_json_object(files, CONFIG)
-    source_text = _template(files, config)
+    source_text, tool_source = _templates(files, config)
     if not source_text:
         raise UserError(f"{files.name} has no chat template; use a model that has one, such as an instruct model")
     variables = {name: token_text(config[name]) for name in _VARIABLES if config.get(name)}
-    template = JinjaTemplate(source_text, variables, files.name)
-    return HermesFormat(tok, template) if writes_calls(tok, template) else TextToolsFormat(tok, template, tool_prompt)
+    template = JinjaTemplate(source_text, variables, files.name, tool_source=tool_source)
+    form = call_form(tok, template)
+    return TextToolsFormat(tok, template, tool_prompt) if form is None else TemplateToolsFormat(tok, template, form)
 
 
-def _template(files: TextFiles, config: dict[str, Any]) -> str:
-    """The template's source, "" if there is none. Among several in a config, the one for tools."""
+def _templates(files: TextFiles, config: dict[str, Any]) -> tuple[str, str]:
+    """The template's source, and that of the template for conversations with tools; "" where there is none.
+
+    As in transformers, a list or an object of named templates has "default" and perhaps "tool_use".
+    """
     source = files.text(TEMPLATE)
     if source is not None:
-        return source
+        return source.removeprefix("\ufeff"), ""
     configured = config.get("chat_template") or ""
     if isinstance(configured, str):
-        return configured
-    named = {entry["name"]: entry["template"] for entry in configured}
-    return named.get("tool_use") or named.get("default", "")
+        return configured.removeprefix("\ufeff"), ""
+    entries = (
+        [{"name": k, "template": v} for k, v in configured.items()] if isinstance(configured, dict) else configured
+    )
+    try:
+        named = {entry["name"]: entry["template"].removeprefix("\ufeff") for entry in entries}
+    except (TypeError, KeyError, AttributeError) as error:
+        raise UserError(
+            f"{files.name}/{CONFIG} has a chat_template that is neither a text nor a list of named templates "
+            f"({error}); correct the file."
+        ) from error
+    default, tool_use = named.get("default", ""), named.get("tool_use", "")
+    return (default, tool_use) if default else (tool_use, "")
 
 
 @dataclasses.dataclass(frozen=True)

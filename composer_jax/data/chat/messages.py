@@ -1,13 +1,16 @@
-"""Messages of the model and the tool calls in them: their JSON, and where they are among sampled ids."""
+"""Messages of the model and the tool calls in them, and the JSON that a model writes."""
 
 import json
 import math
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+
+
+THINKING = ("<think>", "</think>")
+"""Markers around what a model thinks. Templates look for them in the content of its messages."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,10 @@ class MalformedToolCall:
 
 @dataclass(frozen=True)
 class AssistantMessage:
-    """A message of the model. `complete` is False when it was cut off before <|end|>."""
+    """A message of the model. `complete` is False when it was cut off before its end token.
+
+    Content with thinking is `<think>`, a line break, the thinking, a line break, `</think>`, an empty line, the rest.
+    """
 
     content: str
     calls: tuple[ToolCall | MalformedToolCall, ...]
@@ -52,10 +58,13 @@ def check_call(call: ToolCall) -> None:
     compact_json(call.arguments)
 
 
-def read_json(text: str, what: str) -> Any:
-    """Parses JSON that a model wrote. Raises ValueError with a reason for the model; `what` names the text."""
+def read_json(text: str, what: str, *, strict: bool = True) -> Any:
+    """Parses JSON that a model wrote. `what` names the text; without `strict`, strings may hold line breaks and tabs.
+
+    Raises ValueError with a reason for the model.
+    """
     try:
-        value = json.loads(text, parse_constant=_refuse_number, parse_float=_finite)
+        value = json.loads(text, parse_constant=_refuse_number, parse_float=_finite, strict=strict)
         compact_json(value).encode("utf-8")  # a lone surrogate could not be written to a file
     except json.JSONDecodeError as error:
         raise ValueError(f"{what} are not JSON: {error.msg} at character {error.pos}") from error
@@ -77,68 +86,20 @@ def _refuse_number(digits: str) -> float:
     raise ValueError(f"{digits[:40]} is not a number JSON can hold")
 
 
-@dataclass(frozen=True)
-class CallTokens:
-    """Control tokens of a format's calls."""
-
-    begin: int
-    """Begins a call."""
-    finish: int
-    """Finishes a call."""
-    ends: frozenset[int]
-    """Each ends the message."""
-    around: frozenset[int] = frozenset()
-    """Enclose all calls of a message; without meaning by themselves."""
-
-
-@dataclass
-class CallSpan:
-    """One call."""
-
-    ids: list[int] = field(default_factory=list)
-    """Ids between the control tokens of the call."""
-    closed: bool = False
-    """Whether the control token that finishes the call was there."""
-
-
-@dataclass
-class ScannedMessage:
-    """A message in parts."""
-
-    before: list[int] = field(default_factory=list)
-    """Ids before the first control token of a call."""
-    after: list[int] = field(default_factory=list)
-    """Later ids outside of calls."""
-    calls: list[CallSpan] = field(default_factory=list)
-    complete: bool = False
-    """Whether the message has an end token."""
-
-
-def scan_calls(ids: Iterable[int], control: CallTokens) -> ScannedMessage:
-    """Splits any ids into parts. The beginning of another call, and the end of the message, leave a call not closed."""
-    message = ScannedMessage()
-    outside = message.before
-    call: CallSpan | None = None
-    for i in ids:
-        if i in control.ends:
-            message.complete = True
-            break
-        if i == control.begin:
-            call = CallSpan()
-            message.calls.append(call)
-        elif i == control.finish:
-            if call is not None:
-                call.closed = True
-            call = None
-        elif i in control.around:
-            call = None
-        else:
-            (outside if call is None else call.ids).append(i)
-            continue
-        outside = message.after
-    return message
-
-
 def join_content(before: str, after: str) -> str:
     """Joins the text before and after the calls of a message; white space after them is dropped."""
     return "\n".join(part for part in (before, after.strip()) if part)
+
+
+def split_thinking(content: str) -> tuple[str, str]:
+    """Splits the content of a message into what is thought, "" if nothing is, and what is said."""
+    begun = content.lstrip()
+    if not begun.startswith(THINKING[0]) or THINKING[1] not in begun:
+        return "", content
+    thought, _, said = begun.removeprefix(THINKING[0]).partition(THINKING[1])
+    return thought.removeprefix("\n").removesuffix("\n"), said.removeprefix("\n").removeprefix("\n")
+
+
+def join_thinking(thought: str, said: str) -> str:
+    """Returns the content of a message that thinks first."""
+    return f"{THINKING[0]}\n{thought}\n{THINKING[1]}\n\n{said}" if thought else said

@@ -6,9 +6,13 @@ rewrite earlier messages (Qwen3 drops the thinking of earlier turns). Frames are
 with an anchor, a word that occurs nowhere else, in the last message of the history. A given conversation (`render`) is
 what the template makes of it.
 
-How tools are declared, called and answered is up to the subclasses in hermes.py and text_tools.py.
+Some templates end no message: the next one ends it with its first control token (GLM-4.5: <|user|>, or <|observation|>
+after calls). A model samples that token, and the frame of the next message then lacks it.
+
+How tools are declared, called and answered is up to the subclasses in template_tools.py and text_tools.py.
 """
 
+import re
 from abc import abstractmethod
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
@@ -16,6 +20,7 @@ from functools import cached_property
 from os.path import commonprefix
 from typing import Any
 
+from composer_jax.data.chat.call_forms import CallForm, Schemas, read_call, schemas_of
 from composer_jax.data.chat.chat_format import (
     ChatFormat,
     Conversation,
@@ -24,15 +29,27 @@ from composer_jax.data.chat.chat_format import (
     check_answers,
     end_tokens,
 )
-from composer_jax.data.chat.control_text import THINKING, ControlText
+from composer_jax.data.chat.control_text import ControlText
 from composer_jax.data.chat.jinja_template import JinjaTemplate
-from composer_jax.data.chat.messages import AssistantMessage, ToolCall
+from composer_jax.data.chat.messages import (
+    THINKING,
+    AssistantMessage,
+    ToolCall,
+    check_call,
+    join_content,
+    join_thinking,
+    split_thinking,
+)
+from composer_jax.data.chat.sampled_text import SampledText, scan_calls
 from composer_jax.data.model_tokenizer import ModelTokenizer
 from composer_jax.errors import UserError
 
 _WORD = "composer"  # stands for any text, to find what the template writes around it
 _ANCHOR = "composeranchor"  # marks the end of a history
 _NO_MARK = "\0"  # for texts without guarded values
+_THOUGHT, _SAID = "composerthought", "composersaid"
+_FRAME = re.compile(rf"{THINKING[0]}(\s*){_THOUGHT}(\s*){THINKING[1]}(\s*){_SAID}")
+_CANONICAL = ("\n", "\n", "\n\n")  # white space around the thinking of AssistantMessage.content
 
 Dicts = list[dict[str, Any]]
 """Messages, or declarations of tools, as a template takes them."""
@@ -42,40 +59,77 @@ class TemplateFormat(ChatFormat):
     """The format of a model with a chat template whose messages end with a control token."""
 
     tokenizer: ModelTokenizer
+    form: CallForm
+    """How the model writes calls."""
+    separator: str
+    """What is written between the content of a message and its calls."""
 
     def __init__(self, tok: ModelTokenizer, template: JinjaTemplate) -> None:
         """Raises UserError for a template of which the frames of new messages cannot be isolated."""
         self.tokenizer = tok
         self.template = template
         self.control = ControlText(tok)
-        opened = self._added([Message("user", _ANCHOR)], (), opened=True)
-        self.generation_prompt = self._ids(opened)
+        self._prompt = self._added([Message("user", _ANCHOR)], (), opened=True)
+        self.generation_prompt = self._ids(self._prompt)
         newest = self._added([Message("user", _ANCHOR)], [_say(_WORD)])
         # What every message of the model begins with. The generation prompt may go on, for instance with <think>.
-        self._head = commonprefix([opened, newest])
-        self._opening = opened[len(self._head) :]
-        # What the model is to write before a content without thinking.
-        self._written = newest[len(opened) :].partition(_WORD)[0].replace(_NO_MARK, "")
-        if self._opening:
-            self._written = f"\n{THINKING[1]}\n\n" if THINKING[0] in self._opening else ""
-        self.end, *self._tail = self._ids(self._rest([Message("user", _WORD), _say(_ANCHOR)])) or [-1]
-        if self.end not in tok.names:
+        self._head = commonprefix([self._prompt, newest])
+        # The thinking that the generation prompt begins, and perhaps ends.
+        self._opening = self._prompt[max(0, self._prompt.find(THINKING[0])) :] if THINKING[0] in self._prompt else ""
+        written = newest[len(self._prompt) :].partition(_WORD)[0].replace(_NO_MARK, "")
+        # What the model is to write before every content, apart from thinking.
+        self._written = written if newest.startswith(self._prompt) and THINKING[0] not in written else ""
+        thinks = f"{THINKING[0]}\n{_THOUGHT}\n{THINKING[1]}\n\n{_SAID}"
+        thoughtful = self._added([Message("user", _ANCHOR)], [_say(thinks)]).replace(_NO_MARK, "")
+        frame = _FRAME.search(thoughtful)
+        self._frame = frame.groups() if frame else _CANONICAL
+        self._find_ends()
+        self.end_tokens = tuple(dict.fromkeys((self.end, self._end_of_calls, *end_tokens(self.end, tok))))
+        self._check()
+        self._prove()
+
+    def _find_ends(self) -> None:
+        """Finds the ids that end messages of the model, and those between such an id and the next message."""
+        history: Conversation = [Message("user", _WORD), _say(_ANCHOR)]
+        called: Conversation = [Message("user", _WORD), _say(_ANCHOR, ToolCall(_WORD, {}))]
+        after = self._ids(self._rest(history))
+        self._has_end = bool(after)
+        if self._has_end:
+            self.end, *self._tail = after
+            self._end_of_calls = self.end
+        else:
+            following = [
+                self._ids(self._added(history, [Message("user", _WORD)])),
+                self._ids(self._added(called, [Message("tool", _WORD)])),
+            ]
+            self.end, self._end_of_calls = (ids[0] if ids else -1 for ids in following)
+            self._tail = []
+        if not {self.end, self._end_of_calls} <= self.tokenizer.names.keys():
             raise UserError(
-                f"the chat template of {template.name} ends no message of the model with a control token; "
+                f"the chat template of {self.template.name} ends no message of the model with a control token; "
                 f"use another template"
             )
-        self.end_tokens = end_tokens(self.end, tok)
-        self._check()
+
+    def _message(self, message: AssistantMessage, mark: str) -> dict[str, Any]:
+        """A message of the model for the template, without its calls.
+
+        The thinking has a field of its own where the template has one: a template that looks for the markers in the
+        content may cut it at others that are mentioned.
+        """
+        thought, said = split_thinking(message.content)
+        if thought and "reasoning_content" in self.template.source:
+            guarded = {
+                "content": self.control.guard(said, mark),
+                "reasoning_content": self.control.guard(thought, mark),
+            }
+            return {"role": "assistant", **guarded}
+        return {"role": "assistant", "content": self.control.guard_said(message.content, mark)}
 
     @abstractmethod
     def _dicts(
         self, messages: Conversation, tools: Iterable[ToolSpec], mark: str, calls_before: int = 0
     ) -> tuple[Dicts, Dicts]:
         """Returns the messages and the tools for the template, with everything that is not ours guarded by `mark`."""
-
-    @abstractmethod
-    def _content(self, sampled: Sequence[int]) -> AssistantMessage:
-        """Parses a message of the model; `_written` may still be in front of its content."""
 
     def render(self, messages: Conversation, tools: Iterable[ToolSpec] = ()) -> list[int]:
         tools = list(tools)
@@ -99,25 +153,90 @@ class TemplateFormat(ChatFormat):
                 length = len(ids) - len(added)
                 sampled, tail = self._split(added)
                 ids[length:] = sampled
-        return ids
+        return [*ids, *self._last_end(dicts)]
+
+    def _last_end(self, dicts: Dicts) -> list[int]:
+        """The id that ends a conversation whose last message is the model's, if the template ends no message."""
+        if self._has_end or dicts[-1]["role"] != "assistant":
+            return []
+        return [self._end_of_calls if dicts[-1].get("tool_calls") else self.end]
 
     def render_assistant(self, content: str, calls: Sequence[ToolCall], *, calls_before: int = 0) -> list[int]:
         history, message = Message("user", _ANCHOR), AssistantMessage(content, tuple(calls), True)
+        for call in calls:
+            check_call(call)
         mark = self._mark([message])
         text = self._added([history], [message], mark=mark, calls_before=calls_before)
-        if not self._opening:
-            return self._split(self.control.ids(text[len(self._head) :], mark))[0]
-        # The generation prompt goes beyond what the template writes before a message of a history, so the content
-        # continues it instead of being what the template makes of it.
-        anchored = AssistantMessage(_ANCHOR, message.calls, True)
-        after = self._rest([history, anchored], mark=mark, calls_before=calls_before, anchors=2)
-        unthinking = "" if THINKING[1] in content else self._written
-        guarded = self.control.guard_said(unthinking + content.removeprefix(self._opening), mark)
-        return self._split(self.control.ids(guarded + after, mark))[0]
+        if text.startswith(self._prompt):
+            written = text[len(self._prompt) :]
+        else:
+            # The generation prompt goes beyond what the template writes before a message of a history, so the content
+            # continues it instead of being what the template makes of it.
+            anchored = AssistantMessage(_ANCHOR, message.calls, True)
+            after = self._rest([history, anchored], mark=mark, calls_before=calls_before, anchors=2)
+            written = self.control.guard_said(self._continued(content), mark) + after
+        ids, _ = self._split(self.control.ids(written, mark))
+        if not self._has_end:
+            ids.append(self._end_of_calls if calls else self.end)
+        self._check_read_back(ids, message, calls)
+        return ids
 
-    def parse(self, ids: Iterable[int]) -> AssistantMessage:
-        message = self._content(list(ids))
-        return AssistantMessage(message.content.removeprefix(self._written), message.calls, message.complete)
+    def _continued(self, content: str) -> str:
+        """The content of a message after the generation prompt. Raises ValueError if the thinking cannot follow it."""
+        thought, said = split_thinking(content)
+        if not self._opening:
+            return content
+        if THINKING[1] in self._opening:
+            if thought:
+                raise ValueError(
+                    f"the message thinks, and the generation prompt of {self.template.name} ends the thinking; leave "
+                    f"the thinking out, or use the template that thinks"
+                )
+            return said
+        _, before, after = self._frame
+        return f"{thought}{before}{THINKING[1]}{after}{said}"
+
+    def _check_read_back(self, ids: Sequence[int], message: AssistantMessage, calls: Sequence[ToolCall]) -> None:
+        """Raises ValueError unless `parse` finds the calls, and the content apart from white space."""
+        read = self._parse(ids, _strings_in(calls))
+        if read.calls != message.calls:
+            raise ValueError(f"the calls would be read back as {read.calls}; they cannot be written in this format")
+        thought, said = split_thinking(message.content)
+        if [*map(_words, split_thinking(read.content))] != [_words(thought), _words(said)]:
+            raise ValueError(f"the chat template of {self.template.name} changes the content {message.content[:80]!r}")
+
+    def parse(self, ids: Iterable[int], tools: Iterable[ToolSpec] = ()) -> AssistantMessage:
+        return self._parse(ids, schemas_of(tools))
+
+    def _parse(self, ids: Iterable[int], schemas: Schemas) -> AssistantMessage:
+        ids = list(ids)
+        end = next((at for at, i in enumerate(ids) if i in self.end_tokens), None)
+        text = SampledText.of(self.tokenizer, ids[:end])
+        message = scan_calls(text, self.form, self._after_thinking(text.text))
+        calls = tuple(read_call(span, self.form, schemas) for span in message.calls)
+        content = self._content(message.before, self.separator if calls else "")
+        return AssistantMessage(join_content(content, message.after), calls, end is not None)
+
+    def _after_thinking(self, text: str) -> int:
+        """Where calls may begin: after what the model thought, which may speak of calls."""
+        if THINKING[1] in self._opening or not (self._opening + text).lstrip().startswith(THINKING[0]):
+            return 0
+        end = text.find(THINKING[1])
+        return end + len(THINKING[1]) if end >= 0 else len(text)
+
+    def _content(self, text: str, separator: str) -> str:
+        """The content of a message from its text before the calls; an empty thinking is not content."""
+        begun = (self._opening + text).lstrip()
+        if not begun.startswith(THINKING[0]):
+            return text.removeprefix(self._written).removesuffix(separator)
+        inside, before, after = self._frame
+        thought, closed, said = begun.removeprefix(THINKING[0]).partition(THINKING[1])
+        thought = thought.removeprefix(inside)
+        if not closed:
+            return f"{THINKING[0]}\n{thought}"
+        said = said.removeprefix(after).removesuffix(separator)
+        thought = thought.removesuffix(before)
+        return join_thinking(thought, said) if thought.strip() else said
 
     def without_thinking(self, sampled: Sequence[int]) -> list[int]:
         ids = list(sampled)
@@ -135,7 +254,7 @@ class TemplateFormat(ChatFormat):
         return bisect_left(range(len(ids)), True, key=is_finished)
 
     def close(self, sampled: Sequence[int]) -> list[int]:
-        return [*super().close(sampled), *self._tail]
+        return [*super().close(sampled), *self._tail] if self._has_end else []
 
     def bridge(self, sampled: Sequence[int], answers: Sequence[str]) -> list[list[int]]:
         calls = self.parse(sampled).calls
@@ -143,19 +262,25 @@ class TemplateFormat(ChatFormat):
         names = [call.name if isinstance(call, ToolCall) else "invalid" for call in calls]
         turns = [self._answered(names[:count], answers[:count]) for count in range(1, len(answers) + 1)]
         pieces, at = [], 0
-        for number, turn in enumerate(turns):
+        for turn in turns:
             # A template may put all answers of a turn into one message: an answer ends where the next one differs.
             end = max(at, len(commonprefix([turn, turns[-1]])))
-            pieces.append([*(self.close(sampled) if number == 0 else []), *turns[-1][at:end]])
+            pieces.append(turns[-1][at:end])
             at = end
+        if pieces:
+            pieces[0] = [*self.close(sampled), *self._without_end(pieces[0], sampled)]
         return pieces
 
-    def user(self, parts: Sequence[str | Sequence[int]]) -> list[int]:
+    def user(self, parts: Sequence[str | Sequence[int]], follows: Sequence[int] = ()) -> list[int]:
         head, foot = self._user_frame
-        return [*head, *self.encode_parts(parts), *foot]
+        return [*self._without_end(head, follows), *self.encode_parts(parts), *foot]
+
+    def _without_end(self, frame: list[int], before: Sequence[int]) -> list[int]:
+        """The ids of a frame, without the first one if the model sampled it as the end of its message."""
+        return frame[1:] if not self._has_end and before and [*before[-1:]] == frame[:1] else frame
 
     def answer_text(self, ids: Sequence[int]) -> str:
-        text = self.tokenizer.decode(ids).removeprefix(self.tokenizer.names[self.end])
+        text = self.tokenizer.decode(ids).removeprefix(self.tokenizer.names[self._end_of_calls])
         for head, foot in self._answer_frames:
             if len(text) >= len(head) + len(foot) and text.startswith(head) and text.endswith(foot):
                 return text[len(head) : len(text) - len(foot)]
@@ -216,12 +341,14 @@ class TemplateFormat(ChatFormat):
         ids = self.control.ids(pieces[0], mark)
         for piece in pieces[1:]:
             ids += [*self._ids(self._head), *self.control.ids(piece, mark)]
-        if dicts[-1]["role"] == "assistant" and self.end in ids:
+        if self._has_end and dicts[-1]["role"] == "assistant" and self.end in ids:
             del ids[len(ids) - ids[::-1].index(self.end) :]
-        return ids
+        return [*ids, *self._last_end(dicts)]
 
     def _split(self, ids: list[int]) -> tuple[list[int], list[int]]:
         """Splits a message of the model into the ids that it samples and those that follow."""
+        if not self._has_end:
+            return ids, []
         if self.end not in ids:
             raise UserError(
                 f"the chat template of {self.template.name} does not end every message of the model with "
@@ -229,6 +356,25 @@ class TemplateFormat(ChatFormat):
             )
         end = ids.index(self.end) + 1
         return ids[:end], ids[end:]
+
+    def _prove(self) -> None:
+        """Raises UserError unless `parse` gives back what `render_assistant` writes.
+
+        Thinking may be refused: then `render_assistant` says so for a message that has it.
+        """
+        for message in _PROOFS:
+            calls = [call for call in message.calls if isinstance(call, ToolCall)]
+            try:
+                read = self._parse(self.render_assistant(message.content, calls), _strings_in(calls))
+            except ValueError as error:
+                if THINKING[0] in message.content:
+                    continue
+                raise UserError(f"the chat template of {self.template.name} cannot be used: {error}") from error
+            if read != message:
+                raise UserError(
+                    f"the chat template of {self.template.name} cannot be used: a message is written so that it is "
+                    f"read as {read} instead of {message}"
+                )
 
     def _answered(self, names: Sequence[str], answers: Sequence[str]) -> list[int]:
         """The ids of answers to calls of tools of these names."""
@@ -247,9 +393,15 @@ class TemplateFormat(ChatFormat):
         ]
         frames = []
         for history in histories:
-            head, _, foot = self._added(history, [Message("user", _WORD)]).partition(_WORD)
+            try:
+                added = self._added(history, [Message("user", _WORD)])
+            except UserError:
+                if not frames:
+                    raise
+                continue  # the template refuses a user after an answer, for instance because both are the user's there
+            head, _, foot = added.partition(_WORD)
             frames.append((self._ids(head), self._ids(foot)))
-        if frames[0] != frames[1]:
+        if frames[0] != frames[-1]:
             raise UserError(
                 f"the chat template of {self.template.name} writes a user message after a message of the model "
                 f"differently than after the answer of a tool; use another template"
@@ -291,8 +443,34 @@ class TemplateFormat(ChatFormat):
             )
 
 
+def _words(text: str) -> str:
+    return "".join(text.split())
+
+
+def _strings_in(calls: Sequence[ToolCall]) -> Schemas:
+    """Schemas that say which arguments are strings, for forms that do not."""
+    schemas: dict[str, dict[str, Any]] = {}
+    for call in calls:
+        properties = schemas.setdefault(call.name, {"properties": {}})["properties"]
+        properties |= {key: {"type": "string"} for key, value in call.arguments.items() if isinstance(value, str)}
+    return schemas
+
+
 def _say(content: str, *calls: ToolCall) -> AssistantMessage:
     return AssistantMessage(content, calls, True)
+
+
+_PROOFS = (
+    _say("It is x."),
+    _say("<think>\nI look at a.py.\n</think>\n\nIt is x."),
+    _say("", ToolCall("read", {"path": "a.py"})),
+    _say("I read.", ToolCall("read", {"path": "a.py", "start": 3}), ToolCall("run_tests", {})),
+    _say(
+        "<think>\nNow <tool_call> it.\n</think>\n\n",
+        ToolCall("edit", {"old": "</tool_call>", "new": 'a = "\u00e9\U0001f600"\n'}),
+    ),
+    _say("Two.", ToolCall("run", {"cmd": ["ls", "-l"], "env": {"A": None}, "quiet": True}), ToolCall("finish", {})),
+)
 
 
 def _turn_ends(messages: Dicts) -> list[int]:

@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+from composer_jax.data.chat.call_forms import CALL
 from composer_jax.data.chat.chat_format import ToolSpec
-from composer_jax.data.chat.hermes_calls import CALL
 from composer_jax.errors import UserError
 
 TOOLS, SIGNATURES = "{tools}", "{signatures}"

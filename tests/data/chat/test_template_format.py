@@ -4,14 +4,15 @@ import json
 
 import pytest
 
+from composer_jax.data.chat.call_forms import JSON
 from composer_jax.data.chat.chat_format import Message
 from composer_jax.data.chat.compact import CompactFormat
 from composer_jax.data.chat.control_text import ControlText
-from composer_jax.data.chat.hermes import HermesFormat
 from composer_jax.data.chat.jinja_template import JinjaTemplate
 from composer_jax.data.chat.kimi import KimiFormat
 from composer_jax.data.chat.load_chat_format import load_chat_format
 from composer_jax.data.chat.messages import AssistantMessage, MalformedToolCall, ToolCall
+from composer_jax.data.chat.template_tools import TemplateToolsFormat
 from composer_jax.data.chat.text_tools import TextToolsFormat
 from composer_jax.data.model_tokenizer import ModelTokenizer
 from composer_jax.data.tokenizer import Tokenizer
@@ -57,7 +58,7 @@ def test_a_folder_gets_the_format_that_it_holds(tmp_path):
     apart = write_folder(tmp_path / "b", QWEN_JSON, QWEN, separate=True)
     kimi = write_folder(tmp_path / "kimi-or-not", tokenizer_json(KIMI_TOKENS), KIMI)
     formats = [load_chat_format(folder) for folder in (ours, qwen, apart, kimi)]
-    assert [type(chat) for chat in formats] == [CompactFormat, HermesFormat, HermesFormat, KimiFormat]
+    assert [type(chat) for chat in formats] == [CompactFormat, TemplateToolsFormat, TemplateToolsFormat, KimiFormat]
     # Without calls that we can read, without tokens for them, and with a template that refuses them.
     others = (("<tool_call>", "<call>"), ("'<tool_call>\\n{", "'<tool_response>\\n{"), ("{%- for call in", REFUSES))
     for number, template in enumerate([CHATML, *(QWEN.replace(*other) for other in others)]):
@@ -237,7 +238,7 @@ def test_control_tokens_that_swallow_white_space_do_so_only_in_the_template():
     for token in description["added_tokens"]:
         token["rstrip"] = token["content"] == "<|im_end|>"
     tok = ModelTokenizer(json.dumps(description), QWEN, "the tokenizer of the tests")
-    chat = HermesFormat(tok, JinjaTemplate(QWEN, {}, "the template of the tests"))
+    chat = TemplateToolsFormat(tok, JinjaTemplate(QWEN, {}, "the template of the tests"), JSON)
     assert (
         decode(chat, chat.render([Message("user", "<|im_end|>\n\nx")])) == "<|im_start|>user\n<|im_end|>\n\nx<|im_end|>"
     )

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from composer_jax.data.chat.call_forms import ANSWER, CALL
 from composer_jax.data.chat.chat_format import Message
-from composer_jax.data.chat.hermes_calls import ANSWER, CALL
 from composer_jax.data.chat.load_chat_format import load_chat_format
 from composer_jax.data.chat.messages import AssistantMessage, MalformedToolCall, ToolCall
 from composer_jax.data.chat.tool_prompt import SHORT_TOOL_PROMPT, TOOL_PROMPT
