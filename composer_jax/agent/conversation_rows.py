@@ -8,7 +8,7 @@ import numpy as np
 from composer_jax.agent import tools
 from composer_jax.agent.episode import Episode
 from composer_jax.agent.transcript import Node
-from composer_jax.data.chat.chat_format import ChatFormat, Message, declarations
+from composer_jax.data.chat.chat_format import ChatFormat, Message, ToolSpec, declarations
 from composer_jax.data.chat.conversations import (
     assistant_row,
     conversation_trace,
@@ -40,10 +40,11 @@ def episode_rows(episode: Episode, task: Task, chat: ChatFormat, system_prompt: 
         done |= {node.id for node in branch if node.sampled}
         if not any(trained):
             continue
-        if branch[0].tokens.tolist() != chat.render(begin, tools.select_tools(task.tools).values()):
+        available = tools.select_tools(task.tools).values()
+        if branch[0].tokens.tolist() != chat.render(begin, available):
             raise ValueError(f"the episode of {episode.task_id} begins with another prompt than its task")
         last = len(trained) - trained[::-1].index(True)
-        messages, exact = _messages(branch[1:last], trained[1:last], chat)
+        messages, exact = _messages(branch[1:last], trained[1:last], chat, available)
         row = {"messages": [*prompt, *messages], **declared, "task_id": task.id, "reward": episode.reward}
         if exact:
             row["tokenizer"] = chat.tokenizer.fingerprint
@@ -89,7 +90,9 @@ def _prompt(instruction: str, names: Iterable[str], system_prompt: str) -> tuple
     return [*system, text_row("user", instruction)], {"tools": declared} if declared else {}
 
 
-def _messages(nodes: Sequence[Node], trained: Sequence[bool], chat: ChatFormat) -> tuple[list[dict[str, Any]], bool]:
+def _messages(
+    nodes: Sequence[Node], trained: Sequence[bool], chat: ChatFormat, available: Iterable[ToolSpec]
+) -> tuple[list[dict[str, Any]], bool]:
     messages: list[dict[str, Any]] = []
     calls = answers = 0
     for node, is_trained in zip(nodes, trained, strict=True):
@@ -98,7 +101,7 @@ def _messages(nodes: Sequence[Node], trained: Sequence[bool], chat: ChatFormat) 
             answers += 1
         elif node.sampled:
             ids = node.sampled_tokens.tolist()
-            said = chat.parse(ids)
+            said = chat.parse(ids, available)
             row = assistant_row(said, calls) | ({} if is_trained else {"train": False})
             if _rendered(said, calls, chat) != ids:
                 row["token_ids"] = ids

@@ -208,7 +208,7 @@ class _Run:
             node = await self.sample("assistant", settings.limits.max_turn_tokens)
             self.episode.turns += 1
             sampled = node.sampled_tokens.tolist()
-            message = chat.parse(sampled)
+            message = chat.parse(sampled, available.values())
             if not message.calls:
                 return "no_call"
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+from composer_jax.data.chat.conversations import read_tools
 from composer_jax.data.chat.messages import ToolCall
 from composer_jax.errors import UserError
 from composer_jax.sampler.policy import Sample, TopLogprobs
@@ -60,7 +61,7 @@ async def complete(service: Service, body: ChatBody, choices: Sequence[Choice]) 
     samples = await service.finish(choices)
     rows = []
     for choice, sample in zip(choices, samples, strict=True):
-        stream = new_stream(service, body)
+        stream = new_stream(service, body, body.tools)
         stream.add(sample.tokens)
         _, message = stream.finish()
         calls = message.calls[:1] if body.parallel_tool_calls is False else message.calls
@@ -103,7 +104,7 @@ async def stream(service: Service, body: ChatBody, choices: Sequence[Choice]) ->
         row = {"index": choice.index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
         yield event_text({**head, **first, "choices": [{**row, "logprobs": None}]})
         first = {}
-    messages = {choice.index: new_stream(service, body) for choice in choices}
+    messages = {choice.index: new_stream(service, body, body.tools) for choice in choices}
     async for choice, chunk in service.stream(choices):
         message = messages[choice.index]
         piece = message.add(chunk.tokens)
@@ -130,9 +131,9 @@ async def stream(service: Service, body: ChatBody, choices: Sequence[Choice]) ->
     yield "data: [DONE]\n\n"
 
 
-def new_stream(service: Service, body: SamplingBody) -> MessageStream:
-    """Returns a reader of the answer to a chat."""
-    return MessageStream(service.text.chat_format, body.stop_texts)
+def new_stream(service: Service, body: SamplingBody, tools: list[dict[str, Any]] | None) -> MessageStream:
+    """Returns a reader of the answer to a chat in which these tools were declared, in OpenAI's form."""
+    return MessageStream(service.text.chat_format, body.stop_texts, read_tools(tools))
 
 
 def usage(choices: Sequence[Choice], samples: Sequence[Sample]) -> dict[str, Any]:

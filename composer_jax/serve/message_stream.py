@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from composer_jax.data.chat.call_forms import CALL
-from composer_jax.data.chat.chat_format import ChatFormat
+from composer_jax.data.chat.chat_format import ChatFormat, ToolSpec
 from composer_jax.data.chat.messages import THINKING, MalformedToolCall, ToolCall
 from composer_jax.sampler.detokenizer import Decode, IncrementalDetokenizer
 
@@ -56,8 +56,9 @@ class MessageStream:
     The deltas of `add` and of `finish`, joined, are the content and the reasoning of the ParsedMessage.
     """
 
-    def __init__(self, chat: ChatFormat, stop: Sequence[str] = ()) -> None:
-        self._chat, self._stop = chat, stop
+    def __init__(self, chat: ChatFormat, stop: Sequence[str] = (), tools: Sequence[ToolSpec] = ()) -> None:
+        """tools: whose schemas say what the arguments of calls are."""
+        self._chat, self._stop, self._tools = chat, stop, tools
         opening = chat.tokenizer.decode(chat.generation_prompt)
         self._thinks = THINKING[0] in opening and THINKING[1] not in opening
         self._detokenizer = IncrementalDetokenizer(chat.tokenizer.decode)
@@ -70,17 +71,26 @@ class MessageStream:
         for i in ids:
             self._ids.append(i)
             if self._open and self._chat.tokenizer.is_control(i) and self._chat.tokenizer.decode([i]) not in THINKING:
-                self._open = False  # the end, or the beginning of a call
+                # The end, or the beginning of a call; inside thinking a call is only mentioned.
+                self._open = i not in self._chat.end_tokens and self._is_thinking()
             if self._open:
                 self._text += self._detokenizer.add([i])
-        text = text_before(self._text, (*self._stop, CALL[0]))
+        text = text_before(self._text, self._stop)
+        if not self._is_thinking():
+            start = max(0, text.find(THINKING[1])) if self._thinks or text.lstrip().startswith(THINKING[0]) else 0
+            text = text[:start] + text_before(text[start:], CALL[:1])
         text = _without_beginning(text, (*self._stop, CALL[0], *THINKING)).rstrip()
         return self._grow(*split_thinking(text, self._thinks))
 
+    def _is_thinking(self) -> bool:
+        """Whether the text ends inside what the model thinks."""
+        begun = self._thinks or self._text.lstrip().startswith(THINKING[0])
+        return begun and THINKING[1] not in self._text
+
     def finish(self) -> tuple[MessageDelta, ParsedMessage]:
         """Returns what is left to show, and the whole message."""
-        parsed = self._chat.parse(self._ids)
-        reasoning, content = split_thinking(text_before(parsed.content, self._stop), self._thinks)
+        parsed = self._chat.parse(self._ids, self._tools)
+        reasoning, content = split_thinking(text_before(parsed.content, self._stop), thinks=False)
         calls = []
         for call in parsed.calls:
             if isinstance(call, MalformedToolCall):  # the client cannot read it as a call, and must see what was said

@@ -18,14 +18,14 @@ async def submit(service: Service, body: ResponsesBody, client: Client) -> list[
     """Queues a request; see Service.submit."""
     if body.n not in (None, 1):
         raise ApiError("a response has one answer; leave n out.", param="n")
-    tools = None if body.tool_choice == "none" else [_tool_row(tool) for tool in body.tools or []]
+    tools = None if body.tool_choice == "none" else _tool_rows(body)
     return service.submit([await encode(service, _messages(body), tools)], body, client)
 
 
 async def complete(service: Service, body: ResponsesBody, choices: Sequence[Choice]) -> dict[str, Any]:
     """Returns the answer to a request that is not streamed."""
     (sample,) = await service.finish(choices)
-    answer = new_stream(service, body)
+    answer = new_stream(service, body, _tool_rows(body))
     answer.add(sample.tokens)
     _, message = answer.finish()
     items = [*_reasoning_items(message.reasoning), *_message_items(message, new_id("msg"), sample)]
@@ -43,7 +43,7 @@ async def stream(service: Service, body: ResponsesBody, choices: Sequence[Choice
 
     yield event("response.created", response=response)
     yield event("response.in_progress", response=response)
-    message_id, answer, is_open = new_id("msg"), new_stream(service, body), False
+    message_id, answer, is_open = new_id("msg"), new_stream(service, body, _tool_rows(body)), False
     reasoning, items, place = "", [], {}
     async for _, chunk in service.stream(choices):
         deltas = [answer.add(chunk.tokens)]
@@ -201,7 +201,13 @@ def _content(content: Any, number: int) -> str:
     return "".join(str(part.get("text", "")) for part in parts)
 
 
-def _tool_row(tool: dict[str, Any]) -> dict[str, Any]:
-    if tool.get("type") != "function":
-        raise ApiError(f"a tool has the type {tool.get('type')!r}; functions are supported.", param="tools")
-    return {"type": "function", "function": {key: tool.get(key) for key in ("name", "description", "parameters")}}
+def _tool_rows(body: ResponsesBody) -> list[dict[str, Any]]:
+    """The tools in the form of a chat."""
+    rows = []
+    for tool in body.tools or []:
+        if tool.get("type") != "function":
+            raise ApiError(f"a tool has the type {tool.get('type')!r}; functions are supported.", param="tools")
+        rows.append(
+            {"type": "function", "function": {key: tool.get(key) for key in ("name", "description", "parameters")}}
+        )
+    return rows

@@ -21,6 +21,8 @@ from tests.data.model_folders import (
     CHATML_TOKENS,
     HEADER_TOKENS,
     HEADERS,
+    KEYS,
+    KEYS_TOKENS,
     KIMI,
     KIMI_TOKENS,
     OPENS,
@@ -29,6 +31,7 @@ from tests.data.model_folders import (
     TEXTS,
     THINKING_TOKENS,
     THINKS,
+    XML,
     tokenizer_json,
     write_folder,
 )
@@ -41,6 +44,8 @@ TEMPLATES = {
     "headers": (HEADER_TOKENS, HEADERS.replace(" | trim", "")),
     "thinks": (THINKING_TOKENS, THINKS),
     "opens": (CHATML_TOKENS, OPENS),
+    "xml": (QWEN_TOKENS, XML),
+    "keys": (KEYS_TOKENS, KEYS),
 }
 """Name -> control tokens and template. Those that rewrite what they are given are not in NAMES."""
 CONTROL = {"compact": SPECIAL} | {name: tuple(tokens) for name, (tokens, _) in TEMPLATES.items()}

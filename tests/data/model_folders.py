@@ -81,6 +81,56 @@ CHATML = """
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
 """
 
+# Calls as functions with parameters: a string is written as it is, other values as JSON or as Python writes them.
+XML = QWEN.replace(
+    """{{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
+{{- call.function.arguments | tojson + '}\\n</tool_call>' }}
+""",
+    """{{- '<tool_call>\\n<function=' + call.function.name + '>\\n' }}
+{%- for key, value in call.function.arguments.items() %}
+{%- set value = value | tojson if value is mapping or (value is sequence and value is not string) else value | string %}
+{{- '<parameter=' + key + '>\\n' + value + '\\n</parameter>\\n' }}
+{%- endfor %}
+{{- '</function>\\n</tool_call>' }}
+""",
+)
+
+# Keys and values between markers; thinking in every message after the last one of the user; no message has an end.
+KEYS_TOKENS = dict.fromkeys(("<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"), True)
+KEYS_TOKENS |= dict.fromkeys(
+    (*call_forms.CALL, *call_forms.ANSWER, "<think>", "</think>", *call_forms.KeyValueCalls.inner), False
+)
+KEYS = """
+{%- set asked = namespace(last=-1) %}
+{%- for message in messages %}
+{%- if message.role == 'user' %}{%- set asked.last = loop.index0 %}{%- endif %}
+{%- endfor %}
+{%- if tools %}
+{{- '<|system|>\\nFunctions:' }}
+{%- for tool in tools %}{{- '\\n' + tool | tojson }}{%- endfor %}
+{%- endif %}
+{%- for message in messages %}
+{%- if message.role == 'tool' %}
+{%- if loop.previtem.role != 'tool' %}{{- '<|observation|>' }}{%- endif %}
+{{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}
+{%- elif message.role == 'assistant' %}
+{{- '<|assistant|>\\n<think>' + (message.reasoning_content or '' if loop.index0 > asked.last else '') + '</think>' }}
+{%- if message.content %}{{- '\\n' + message.content }}{%- endif %}
+{%- for call in message.tool_calls %}
+{{- '\\n<tool_call>' + call.function.name }}
+{%- for key, value in call.function.arguments.items() %}
+{{- '\\n<arg_key>' + key + '</arg_key>\\n<arg_value>' }}
+{{- (value if value is string else value | tojson) + '</arg_value>' }}
+{%- endfor %}
+{{- '\\n</tool_call>' }}
+{%- endfor %}
+{%- else %}
+{{- '<|' + message.role + '|>\\n' + message.content }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}
+"""
+
 # Thinking stays in messages after the last one of the user; the newest message has a place for it even without any.
 THINKS = QWEN.replace(
     "{{- '<|im_start|>assistant\\n' + message.content }}",

@@ -125,7 +125,7 @@ def conversation_trace(conversation: TrainingConversation, chat: ChatFormat) -> 
         for user in turn.users:
             if not isinstance(user, str) and not exact:
                 raise ValueError("a message of the user has token ids of another tokenizer")
-            after += chat.user([user])
+            after += chat.user([user], follows=[*sampled, *after])
         ids += [*chat.generation_prompt, *sampled, *after]
         trained += [False] * len(chat.generation_prompt) + [turn.trained] * len(sampled) + [False] * len(after)
     end = len(trained) - trained[::-1].index(True)

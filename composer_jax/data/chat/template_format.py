@@ -226,16 +226,18 @@ class TemplateFormat(ChatFormat):
 
     def _content(self, text: str, separator: str) -> str:
         """The content of a message from its text before the calls; an empty thinking is not content."""
-        begun = (self._opening + text).lstrip()
-        if not begun.startswith(THINKING[0]):
-            return text.removeprefix(self._written).removesuffix(separator)
         inside, before, after = self._frame
-        thought, closed, said = begun.removeprefix(THINKING[0]).partition(THINKING[1])
-        thought = thought.removeprefix(inside)
+        begun = text.lstrip()
+        if self._opening and THINKING[1] not in self._opening:
+            thinking = text
+        elif begun.startswith(THINKING[0]) and not self._opening:
+            thinking = begun.removeprefix(THINKING[0]).removeprefix(inside)
+        else:
+            return text.removeprefix(self._written).removesuffix(separator)
+        thought, closed, said = thinking.partition(THINKING[1])
         if not closed:
             return f"{THINKING[0]}\n{thought}"
-        said = said.removeprefix(after).removesuffix(separator)
-        thought = thought.removesuffix(before)
+        thought, said = thought.removesuffix(before), said.removeprefix(after).removesuffix(separator)
         return join_thinking(thought, said) if thought.strip() else said
 
     def without_thinking(self, sampled: Sequence[int]) -> list[int]:

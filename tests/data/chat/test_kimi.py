@@ -89,10 +89,10 @@ def call(header, arguments):
         ("<|tool_call_begin|>functions.read:0<|tool_call_end|>", "no arguments"),
         (call("read:0", "{}"), "'read:0' is not the id of a call"),
         (call("functions.read", "{}"), "not the id of a call"),
-        (call("functions.a b:0", "{}"), "not the id of a call"),
+        (call("functions.a b:0", "{}"), "'a b' is not a tool name"),
         (call("functions.read:0", "[]"), "not a JSON object"),
         (call("functions.read:0", '{"a":'), "not JSON"),
-        (call("functions.read:0", '{"a":"<|im_user|>"}'), "a control token is inside the arguments"),
+        (call("functions.read:0", '{"a":"<|im_user|>"}'), "a control token is inside the call"),
         ("<|tool_call_begin|>functions.read:0<|tool_call_argument_begin|>{}", "does not end with <|tool_call_end|>"),
     ],
 )

@@ -69,11 +69,35 @@ def test_a_folder_gets_the_format_that_it_holds(tmp_path):
     assert formats[1].render(CONVERSATION) == formats[2].render(CONVERSATION)
 
 
-def test_the_template_for_tools_is_preferred(tmp_path):
+NO_TOOLS = CHATML.replace("You answer.", "No tools.")
+
+
+@pytest.mark.parametrize("form", [list, dict])
+def test_a_template_for_tools_is_used_where_there_are_tools(tmp_path, form):
     folder = write_folder(tmp_path, QWEN_JSON, "")
-    templates = [{"name": "default", "template": "no"}, {"name": "tool_use", "template": QWEN}]
-    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
-    assert load_chat_format(folder).render(CONVERSATION) == format_of("qwen").render(CONVERSATION)
+    named = {"default": NO_TOOLS, "tool_use": "\ufeff" + QWEN, "rag": "{{ never }}"}
+    listed = [{"name": name, "template": template} for name, template in named.items()]
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": listed if form is list else named}))
+    chat = load_chat_format(folder)
+    assert type(chat) is TemplateToolsFormat
+    assert chat.render(CONVERSATION) == format_of("qwen").render(CONVERSATION)
+    tools = [Declaration("read", "Reads.", {"type": "object"})]
+    assert chat.render(CONVERSATION[:1], tools) == format_of("qwen").render(CONVERSATION[:1], tools)
+    alone = decode(chat, chat.render(CONVERSATION[:1]))
+    assert alone == "<|im_start|>system\nNo tools.<|im_end|>\n<|im_start|>user\nGo.<|im_end|>\n"
+
+
+@pytest.mark.parametrize("configured", [1, ["no"], [{"name": "default"}], {"default": 1}])
+def test_templates_that_are_not_texts_are_refused(tmp_path, configured):
+    folder = write_folder(tmp_path, QWEN_JSON, "")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": configured}))
+    with pytest.raises(UserError, match="neither a text nor a list of named templates"):
+        load_chat_format(folder)
+
+
+def test_a_byte_order_mark_is_not_part_of_the_prompt(tmp_path):
+    chat = load_chat_format(write_folder(tmp_path, QWEN_JSON, "\ufeff" + QWEN, separate=True))
+    assert chat.render(CONVERSATION) == format_of("qwen").render(CONVERSATION)
 
 
 def test_the_template_may_name_special_tokens_and_mark_what_is_trained(tmp_path):
@@ -138,8 +162,7 @@ def test_a_template_may_refuse_two_messages_of_the_user_in_a_row(tmp_path):
     strict = CHATML.replace("{%- for message in messages %}", "{%- for message in messages %}" + twice, 1)
     chat = load_chat_format(write_folder(tmp_path / "none", QWEN_JSON, strict))
     assert chat.bridge(chat.render_assistant("", [READ]), ["x"])
-    with pytest.raises(UserError, match="refuses a conversation of user, assistant, user, user \\(twice\\)"):
-        chat.user(["Summarize."])
+    assert chat.user(["Summarize."]) == format_of("chatml").user(["Summarize."]), "as after a message of the model"
 
 
 LOWERCASE = QWEN_JSON.replace('"normalizer":null', '"normalizer":{"type":"Lowercase"}')
@@ -171,11 +194,10 @@ def encode_as_sampled(text):
     [
         ("", "not JSON"),
         ("[]", "a call is a JSON object"),
-        ('{"name": "read"}', "a call is a JSON object"),
-        ('{"name": "read", "arguments": {}, "more": 1}', "a call is a JSON object"),
         ('{"name": "a b", "arguments": {}}', "'a b' is not a tool name"),
-        ('{"name": 1, "arguments": {}}', "1 is not a tool name"),
-        ('{"name": "read", "arguments": "{}"}', "not a JSON object"),
+        ('{"name": 1, "arguments": {}}', "a call is a JSON object"),
+        ('{"name": "read", "arguments": "[]"}', "not a JSON object"),
+        ('{"name": "read", "arguments": "{"}', "the arguments are not JSON"),
         ('{"name": "read", "arguments": {"a": Infinity}}', "Infinity is not a number"),
         ('{"name": "read", "arguments": {"a": "<|im_end|>', "does not end with </tool_call>"),
         ('{"name": "<|im_start|>", "arguments": {}}', "a control token is inside the call"),

@@ -99,7 +99,7 @@ def test_a_message_that_spells_a_call_is_refused():
     [
         (f"a\n{CALL_TEXT}\n{CALL_TEXT} b\n", "a\nb", (READ, READ)),
         (CALL_TEXT.replace("\n", ""), "", (READ,)),
-        (f"{THOUGHT}\n</think>\n\n{CALL_TEXT}", f"{THOUGHT}\n</think>\n", (READ,)),
+        (f"{THOUGHT}\n</think>\n\n{CALL_TEXT}", f"{THOUGHT}\n</think>\n\n", (READ,)),
         (THOUGHT, THOUGHT, ()),
         ("only </tool_call> this", "only </tool_call> this", ()),
     ],

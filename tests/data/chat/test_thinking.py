@@ -56,7 +56,7 @@ def test_what_the_model_samples_where_the_generation_prompt_begins_the_thinking(
     ids = chat.render_assistant(THOUGHTFUL.content, [READ])
     assert decode(chat, ids).startswith("hm\n</think>\n\nIt is x.\n<tool_call>\n{")
     message = chat.parse(ids)
-    assert message == AssistantMessage("hm\n</think>\n\nIt is x.", (READ,), True)
+    assert message == AssistantMessage(THOUGHTFUL.content, (READ,), True)
     assert chat.render_assistant(message.content, message.calls) == ids
     assert chat.parse(chat.tokenizer.encode('I write <tool_call>\n{"name": "read", ')).calls == (), "it still thinks"
     assert "think" not in decode(chat, chat.render([ASK, THOUGHTFUL])), "a history has no thinking there"
@@ -68,7 +68,7 @@ def test_what_the_model_samples_where_the_generation_prompt_begins_the_thinking(
 @pytest.mark.parametrize("name", ["thinks", "opens", "chatml"])
 def test_a_summary_is_carried_without_what_was_thought(name):
     chat = format_of(name)
-    thoughtful = chat.render_assistant("<think>\nhm <think> hm\n</think>\n\nIt is x.", [])
+    thoughtful = chat.render_assistant("<think>\nhm, hm\n</think>\n\nIt is x.", [])
     assert chat.text(chat.without_thinking(thoughtful)).strip() == "It is x."
     carried = decode(chat, carry_message(chat, 1, thoughtful, "Look."))
     assert "hm" not in carried and "Summary 1:\n" in carried and "It is x.\nPlan:\nLook." in carried
