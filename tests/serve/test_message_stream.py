@@ -9,7 +9,7 @@ from composer_jax.serve.message_stream import MessageStream, TextStream, split_t
 from tests.data.formats import NAMES, calls, contents, format_of
 
 READ = ToolCall("read", {"path": "a.py"})
-ALL = (*NAMES, "thinks", "opens")
+ALL = (*NAMES, "thinks", "opens", "xml", "keys")
 
 
 def pieces_of(ids: list[int], sizes: list[int]) -> list[list[int]]:
@@ -49,7 +49,7 @@ def test_pieces_of_any_ids_add_up_to_the_same_message(name, ids, sizes):
     assert run(MessageStream(chat), pieces_of(ids, sizes))[0] == run(MessageStream(chat), [ids])[0]
 
 
-@pytest.mark.parametrize("name", ["thinks", "opens"])
+@pytest.mark.parametrize("name", ["thinks", "opens", "keys"])
 def test_thoughts_are_shown_apart_and_early(name):
     chat = format_of(name)
     thoughtful = AssistantMessage("<think>\nhm, yes\n</think>\n\nIt is x.", (READ,), True)
@@ -61,7 +61,20 @@ def test_thoughts_are_shown_apart_and_early(name):
     assert sum(bool(piece.content) for piece in shown) > 1
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["thinks", "opens", "keys"])
+def test_a_call_that_is_thought_of_is_reasoning(name):
+    chat = format_of(name)
+    thought = "I could write <tool_call> x </tool_call>."
+    ids = chat.render_assistant(f"<think>\n{thought}\n</think>\n\nDone.", [READ])
+    if "<tool_call>" in chat.tokenizer.control:  # as a model may sample it
+        spelled = chat.tokenizer.encode("<tool_call>")
+        at = next(n for n in range(len(ids)) if ids[n : n + len(spelled)] == spelled)
+        ids[at : at + len(spelled)] = [chat.tokenizer.id_of("<tool_call>")]
+    message, _ = run(MessageStream(chat), [[i] for i in ids])
+    assert (message.reasoning, message.content, message.calls) == (thought, "Done.", [READ])
+
+
+@pytest.mark.parametrize("name", [*NAMES, "xml", "keys"])
 def test_a_call_is_never_shown_as_text(name):
     chat = format_of(name)
     message, shown = run(MessageStream(chat), [[i] for i in chat.render_assistant("I look.", [READ, READ])])
