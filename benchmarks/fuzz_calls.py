@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from composer_jax.data.chat.chat_format import ChatFormat
 from composer_jax.data.chat.control_text import ControlText
 from composer_jax.data.chat.messages import AssistantMessage, MalformedToolCall, ToolCall, split_thinking
+from composer_jax.data.model_tokenizer import ModelTokenizer
 from composer_jax.observe.progress import Progress
 from tests.data.formats import Declaration, format_of
 
@@ -76,7 +77,7 @@ def sampled_message(rng: random.Random, chat: ChatFormat) -> tuple[list[int], li
 
 
 def _ids(chat: ChatFormat, text: str, names: dict[str, int]) -> list[int]:
-    if hasattr(chat, "control"):
+    if isinstance(chat.tokenizer, ModelTokenizer):
         return ControlText(chat.tokenizer).ids(text, "\0")
     ids: list[int] = []
     at = start = 0
