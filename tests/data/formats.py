@@ -19,6 +19,7 @@ from composer_jax.data.tokenizer import SPECIAL, Tokenizer
 from tests.data.model_folders import (
     CHATML,
     CHATML_TOKENS,
+    CLOSED,
     HEADER_TOKENS,
     HEADERS,
     KEYS,
@@ -44,6 +45,7 @@ TEMPLATES = {
     "headers": (HEADER_TOKENS, HEADERS.replace(" | trim", "")),
     "thinks": (THINKING_TOKENS, THINKS),
     "opens": (CHATML_TOKENS, OPENS),
+    "closed": (THINKING_TOKENS, CLOSED),
     "xml": (QWEN_TOKENS, XML),
     "keys": (KEYS_TOKENS, KEYS),
 }

@@ -157,6 +157,12 @@ OPENS = CHATML.replace("+ message.content +", "+ message.content.split('</think>
     "{{- '<|im_start|>assistant\\n' }}", "{{- '<|im_start|>assistant\\n<think>\\n' }}"
 )
 
+# The generation prompt begins and ends the thinking: the model is asked not to think.
+CLOSED = THINKS.replace(
+    "{{- '<|im_start|>assistant\\n' }}{%- endif %}\n",
+    "{{- '<|im_start|>assistant\\n<think>\\n\\n</think>\\n\\n' }}{%- endif %}\n",
+)
+
 # Headers, the day, white space trimmed, calls in a form that we do not read.
 HEADERS = """
 {{- '<|begin|>' }}

@@ -162,6 +162,8 @@ def test_a_template_may_refuse_two_messages_of_the_user_in_a_row(tmp_path):
     strict = CHATML.replace("{%- for message in messages %}", "{%- for message in messages %}" + twice, 1)
     chat = load_chat_format(write_folder(tmp_path / "none", QWEN_JSON, strict))
     assert chat.bridge(chat.render_assistant("", [READ]), ["x"])
+    said = [Message("user", "a"), AssistantMessage("b", (), True)]
+    assert chat.render(said * 2) == format_of("chatml").render(said * 2)
     assert chat.user(["Summarize."]) == format_of("chatml").user(["Summarize."]), "as after a message of the model"
 
 

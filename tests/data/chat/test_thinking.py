@@ -65,6 +65,46 @@ def test_what_the_model_samples_where_the_generation_prompt_begins_the_thinking(
     assert chat.parse(silent) == PLAIN
 
 
+def test_what_the_model_samples_where_the_generation_prompt_ends_the_thinking():
+    chat = format_of("closed")
+    assert decode(chat, chat.generation_prompt).endswith("<think>\n\n</think>\n\n")
+    ids = chat.render_assistant("It is x.", [READ])
+    assert decode(chat, ids).startswith("It is x.\n<tool_call>"), "nothing ends the thinking again"
+    assert chat.parse(ids) == AssistantMessage("It is x.", (READ,), True)
+    assert chat.thinking_length(ids) == 0
+    with pytest.raises(ValueError, match="the generation prompt of .* ends the thinking; leave the thinking out"):
+        chat.render_assistant(THOUGHTFUL.content, [])
+
+
+@pytest.mark.parametrize("name", ["thinks", "opens", "keys", "closed"])
+@pytest.mark.parametrize("calls", [(READ,), (READ, READ)], ids=len)
+def test_a_message_of_calls_only_has_no_content(name, calls):
+    chat = format_of(name)
+    assert chat.parse(chat.render_assistant("", calls)) == AssistantMessage("", calls, True)
+
+
+@pytest.mark.parametrize("name", ["thinks", "opens", "keys"])
+def test_thinking_is_read_back_as_it_was_written(name):
+    chat = format_of(name)
+    for thought, said, calls in (
+        ("hm", "", (READ,)),
+        ("  hm\n\nhm ", "It.\n\nx", ()),
+        ("<tool_call>", "x", (READ, READ)),
+    ):
+        message = AssistantMessage(f"<think>\n{thought}\n</think>\n\n{said}", calls, True)
+        assert chat.parse(chat.render_assistant(message.content, calls)) == message
+    cut = chat.render_assistant(THOUGHTFUL.content, [])[:3]
+    assert chat.parse(cut).content.startswith("<think>\n") and not chat.parse(cut).complete
+
+
+def test_thinking_that_a_template_would_cut_is_refused():
+    with pytest.raises(ValueError, match="changes the content"):
+        format_of("thinks").render_assistant("<think>\nhm <think> hm\n</think>\n\nIt.", [])
+    kept = AssistantMessage("<think>\nhm <think> hm\n</think>\n\nIt.", (), True)
+    chat = format_of("keys")  # whose template has a field for the thinking
+    assert chat.parse(chat.render_assistant(kept.content, [])) == kept
+
+
 @pytest.mark.parametrize("name", ["thinks", "opens", "chatml"])
 def test_a_summary_is_carried_without_what_was_thought(name):
     chat = format_of(name)
