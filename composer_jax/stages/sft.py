@@ -1,6 +1,7 @@
 """Supervised fine-tuning on traces of conversations."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from composer_jax.data.pipeline import trace_batches
 from composer_jax.data.token_source import Trace
 from composer_jax.errors import UserError
 from composer_jax.observe.metrics import read_metrics
+from composer_jax.observe.rows_page import write_rows_page
 from composer_jax.parallel.processes import broadcast_from_process0, is_first_process
 from composer_jax.schema.training_config import TraceSourceConfig
 from composer_jax.stages.periodic_evaluation import PeriodicEvaluation, SuitesBetweenSteps
@@ -47,6 +49,17 @@ def sft(run: Run) -> None:
                 "skipped_steps": sum(row["skipped"] for row in rows),
                 **reports,
             }
+
+
+def show_rows(run: Run, count: int) -> Path:
+    """Writes a page with the first `count` training rows and returns its path; nothing is trained.
+
+    Raises UserError for a count below 1, and for rows that `sft` would refuse.
+    """
+    if count < 1:
+        raise UserError(f"--show_rows={count} shows nothing; give a number of rows from 1.")
+    traces, _ = collect_traces(run)
+    return write_rows_page(run.path, traces[:count], run.model.tokenizer, len(traces))
 
 
 def source_context(run: Run) -> SourceContext:
