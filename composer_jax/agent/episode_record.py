@@ -1,15 +1,15 @@
 """An Episode as text: the record that the report shows. Training does not use it."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
 from composer_jax.agent.episode import Episode
-from composer_jax.agent.tools import error_text
+from composer_jax.agent.tools import error_text, select_tools
 from composer_jax.agent.transcript import Node
 from composer_jax.agent.turns import tool_answers
-from composer_jax.data.chat.chat_format import ChatFormat
+from composer_jax.data.chat.chat_format import ChatFormat, ToolSpec
 from composer_jax.data.chat.messages import MalformedToolCall, ToolCall
 from composer_jax.observe.episodes import CallRecord, EpisodeRecord, MessageRecord, TokenRecord
 from composer_jax.tasks.task import Task
@@ -29,7 +29,7 @@ def build_episode_record(
       condition: of compaction; step: of RL, if any (see EpisodeRecord).
       advantages: node id -> advantages of its sampled tokens (rl/advantage_report.py); None records no single tokens.
     """
-    transcript = episode.transcript
+    transcript, available = episode.transcript, select_tools(task.tools).values()
     return EpisodeRecord(
         task_id=episode.task_id,
         family=episode.family,
@@ -50,7 +50,7 @@ def build_episode_record(
             **_signs(episode),
         },
         instruction=task.instruction,
-        segments=tuple(_segment(branch, chat, advantages) for branch in transcript.branches()),
+        segments=tuple(_segment(branch, chat, available, advantages) for branch in transcript.branches()),
         tools=tuple(task.tools),
     )
 
@@ -71,9 +71,9 @@ def _signs(episode: Episode) -> dict[str, str | int]:
 
 
 def _segment(
-    branch: list[Node], chat: ChatFormat, advantages: Mapping[int, np.ndarray] | None
+    branch: list[Node], chat: ChatFormat, available: Iterable[ToolSpec], advantages: Mapping[int, np.ndarray] | None
 ) -> tuple[MessageRecord, ...]:
-    records = [_message(node, branch[position + 1 :], chat) for position, node in enumerate(branch)]
+    records = [_message(node, branch[position + 1 :], chat, available) for position, node in enumerate(branch)]
     if advantages is None:
         return tuple(records)
     return tuple(
@@ -90,10 +90,10 @@ def _tokens(node: Node, chat: ChatFormat, advantages: np.ndarray | None) -> tupl
     )
 
 
-def _message(node: Node, later: list[Node], chat: ChatFormat) -> MessageRecord:
+def _message(node: Node, later: list[Node], chat: ChatFormat, available: Iterable[ToolSpec]) -> MessageRecord:
     calls: tuple[CallRecord, ...] = ()
     if node.kind == "assistant":
-        message = chat.parse(node.sampled_tokens.tolist())
+        message = chat.parse(node.sampled_tokens.tolist(), available)
         text, calls = message.content, _calls(message.calls, later, chat)
     elif node.kind == "tool":
         text = chat.answer_text(node.tokens.tolist())

@@ -99,7 +99,7 @@ def measure_usage(
             has_question = asks_question(chat.text(ids[thought : thought + text]))
         else:
             thinking += thought + text
-        for call in chat.parse(ids).calls:
+        for call in chat.parse(ids, tools.values()).calls:
             if isinstance(call, MalformedToolCall) or not _is_valid(call, tools):
                 malformed += 1
                 continue

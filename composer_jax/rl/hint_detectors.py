@@ -47,7 +47,8 @@ class ParsedEpisode:
 
         Raises UserError for a tool of the task that this process cannot import.
         """
-        return cls(episode, chat, select_tools(episode.tools), find_turns(episode.transcript, chat))
+        available = select_tools(episode.tools)
+        return cls(episode, chat, available, find_turns(episode.transcript, chat, available.values()))
 
 
 Detector = Callable[[ParsedEpisode], Iterable[Hint]]

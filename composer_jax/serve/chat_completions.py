@@ -52,8 +52,7 @@ def refused_prompt(error: UserError, param: str) -> ApiError:
 
 async def submit(service: Service, body: ChatBody, client: Client) -> list[Choice]:
     """Queues the choices of a request; see Service.submit."""
-    tools = None if body.tool_choice == "none" else body.tools
-    return service.submit([await encode(service, body.messages, tools)], body, client)
+    return service.submit([await encode(service, body.messages, declared_tools(body))], body, client)
 
 
 async def complete(service: Service, body: ChatBody, choices: Sequence[Choice]) -> dict[str, Any]:
@@ -61,7 +60,7 @@ async def complete(service: Service, body: ChatBody, choices: Sequence[Choice]) 
     samples = await service.finish(choices)
     rows = []
     for choice, sample in zip(choices, samples, strict=True):
-        stream = new_stream(service, body, body.tools)
+        stream = new_stream(service, body, declared_tools(body))
         stream.add(sample.tokens)
         _, message = stream.finish()
         calls = message.calls[:1] if body.parallel_tool_calls is False else message.calls
@@ -104,7 +103,7 @@ async def stream(service: Service, body: ChatBody, choices: Sequence[Choice]) ->
         row = {"index": choice.index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
         yield event_text({**head, **first, "choices": [{**row, "logprobs": None}]})
         first = {}
-    messages = {choice.index: new_stream(service, body, body.tools) for choice in choices}
+    messages = {choice.index: new_stream(service, body, declared_tools(body)) for choice in choices}
     async for choice, chunk in service.stream(choices):
         message = messages[choice.index]
         piece = message.add(chunk.tokens)
@@ -131,7 +130,12 @@ async def stream(service: Service, body: ChatBody, choices: Sequence[Choice]) ->
     yield "data: [DONE]\n\n"
 
 
-def new_stream(service: Service, body: SamplingBody, tools: list[dict[str, Any]] | None) -> MessageStream:
+def declared_tools(body: ChatBody) -> list[dict[str, Any]]:
+    """The tools that the model may call."""
+    return [] if body.tool_choice == "none" else body.tools or []
+
+
+def new_stream(service: Service, body: SamplingBody, tools: list[dict[str, Any]]) -> MessageStream:
     """Returns a reader of the answer to a chat in which these tools were declared, in OpenAI's form."""
     return MessageStream(service.text.chat_format, body.stop_texts, read_tools(tools))
 

@@ -60,7 +60,7 @@ class MessageStream:
         """tools: whose schemas say what the arguments of calls are."""
         self._chat, self._stop, self._tools = chat, stop, tools
         opening = chat.tokenizer.decode(chat.generation_prompt)
-        self._thinks = THINKING[0] in opening and THINKING[1] not in opening
+        self._thinks = chat.reads_thinking and THINKING[0] in opening and THINKING[1] not in opening
         self._detokenizer = IncrementalDetokenizer(chat.tokenizer.decode)
         self._ids: list[int] = []
         self._text, self._open = "", True
@@ -77,20 +77,27 @@ class MessageStream:
                 self._text += self._detokenizer.add([i])
         text = text_before(self._text, self._stop)
         if not self._is_thinking():
-            start = max(0, text.find(THINKING[1])) if self._thinks or text.lstrip().startswith(THINKING[0]) else 0
+            start = max(0, text.find(THINKING[1])) if self._has_thought() else 0
             text = text[:start] + text_before(text[start:], CALL[:1])
         text = _without_beginning(text, (*self._stop, CALL[0], *THINKING)).rstrip()
-        return self._grow(*split_thinking(text, self._thinks))
+        return self._grow(*self._split(text, self._thinks))
+
+    def _has_thought(self) -> bool:
+        """Whether the text begins with what the model thinks."""
+        return self._thinks or (self._chat.reads_thinking and self._text.lstrip().startswith(THINKING[0]))
 
     def _is_thinking(self) -> bool:
         """Whether the text ends inside what the model thinks."""
-        begun = self._thinks or self._text.lstrip().startswith(THINKING[0])
-        return begun and THINKING[1] not in self._text
+        return self._has_thought() and THINKING[1] not in self._text
+
+    def _split(self, text: str, thinks: bool) -> tuple[str, str]:
+        """What the model thought, and what it said."""
+        return split_thinking(text, thinks) if self._chat.reads_thinking else ("", text)
 
     def finish(self) -> tuple[MessageDelta, ParsedMessage]:
         """Returns what is left to show, and the whole message."""
         parsed = self._chat.parse(self._ids, self._tools)
-        reasoning, content = split_thinking(text_before(parsed.content, self._stop), thinks=False)
+        reasoning, content = self._split(text_before(parsed.content, self._stop), thinks=False)
         calls = []
         for call in parsed.calls:
             if isinstance(call, MalformedToolCall):  # the client cannot read it as a call, and must see what was said
@@ -117,7 +124,7 @@ def split_thinking(text: str, thinks: bool) -> tuple[str, str]:
     elif not thinks:
         return "", text
     thought, ended, said = text.partition(THINKING[1])
-    return thought.strip("\n"), said.lstrip("\n") if ended else ""
+    return thought.strip("\n") if thought.strip() else "", said.lstrip("\n") if ended else ""
 
 
 def text_before(text: str, marks: Sequence[str]) -> str:

@@ -18,8 +18,7 @@ async def submit(service: Service, body: ResponsesBody, client: Client) -> list[
     """Queues a request; see Service.submit."""
     if body.n not in (None, 1):
         raise ApiError("a response has one answer; leave n out.", param="n")
-    tools = None if body.tool_choice == "none" else _tool_rows(body)
-    return service.submit([await encode(service, _messages(body), tools)], body, client)
+    return service.submit([await encode(service, _messages(body), _tool_rows(body))], body, client)
 
 
 async def complete(service: Service, body: ResponsesBody, choices: Sequence[Choice]) -> dict[str, Any]:
@@ -202,9 +201,9 @@ def _content(content: Any, number: int) -> str:
 
 
 def _tool_rows(body: ResponsesBody) -> list[dict[str, Any]]:
-    """The tools in the form of a chat."""
+    """The tools that the model may call, in the form of a chat."""
     rows = []
-    for tool in body.tools or []:
+    for tool in [] if body.tool_choice == "none" else body.tools or []:
         if tool.get("type") != "function":
             raise ApiError(f"a tool has the type {tool.get('type')!r}; functions are supported.", param="tools")
         rows.append(

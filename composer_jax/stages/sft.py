@@ -10,10 +10,10 @@ from composer_jax.data.pipeline import trace_batches
 from composer_jax.data.token_source import Trace
 from composer_jax.errors import UserError
 from composer_jax.observe.metrics import read_metrics
-from composer_jax.observe.rows_page import write_rows_page
 from composer_jax.parallel.processes import broadcast_from_process0, is_first_process
 from composer_jax.schema.training_config import TraceSourceConfig
 from composer_jax.stages.periodic_evaluation import PeriodicEvaluation, SuitesBetweenSteps
+from composer_jax.stages.rows_page import write_rows_page
 from composer_jax.stages.run import Run
 from composer_jax.stages.trace_sources import SourceContext, make_trace_source
 from composer_jax.train.loop import FitPlan, fit

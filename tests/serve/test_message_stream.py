@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_jax.data.chat.messages import AssistantMessage, ToolCall
+from composer_jax.data.chat.control_text import ControlText
+from composer_jax.data.chat.messages import AssistantMessage, MalformedToolCall, ToolCall
+from composer_jax.data.model_tokenizer import ModelTokenizer
 from composer_jax.serve.message_stream import MessageStream, TextStream, split_thinking, text_before
 from tests.data.formats import NAMES, calls, contents, format_of
 
@@ -47,6 +49,26 @@ def test_pieces_add_up_to_what_parse_reads(name, data):
 def test_pieces_of_any_ids_add_up_to_the_same_message(name, ids, sizes):
     chat = format_of(name)
     assert run(MessageStream(chat), pieces_of(ids, sizes))[0] == run(MessageStream(chat), [ids])[0]
+
+
+@pytest.mark.parametrize("name", [*ALL, "closed"])
+@given(data=st.data())
+def test_what_is_shown_loses_nothing_that_parse_reads(name, data):
+    chat = format_of(name)
+    units = ["<think>", "</think>", "<tool_call>", "\n", "\n\n", " ", "word", "1 bad", "</tool_call>"]
+    said = data.draw(st.lists(st.sampled_from(units), max_size=8).map("".join))
+    begun = data.draw(st.sampled_from(["", "<think>", "<think>\n\n</think>\n\n", "\n<think></think>\n"]))
+    if isinstance(chat.tokenizer, ModelTokenizer):
+        ids = ControlText(chat.tokenizer).ids(begun + said, "\0")
+    else:
+        ids = chat.tokenizer.encode(begun + said)
+    message, _ = run(MessageStream(chat), [[i] for i in ids])
+    parsed = chat.parse(ids)
+    thought, content = split_thinking(parsed.content, thinks=False) if chat.reads_thinking else ("", parsed.content)
+    content += "".join(call.text for call in parsed.calls if isinstance(call, MalformedToolCall))
+    shown = message.reasoning + message.content
+    for word in ("word", "1", "bad"):
+        assert shown.count(word) == (thought + content).count(word), (shown, parsed)
 
 
 @pytest.mark.parametrize("name", ["thinks", "opens", "keys"])

@@ -6,7 +6,8 @@
     KEYS    <tool_call>NAME <arg_key>KEY</arg_key> <arg_value>VALUE</arg_value> </tool_call>   GLM-4.5, 4.6
 
 XML and KEYS write strings without quotes and other values as JSON. The schema of the tool says which one a value is.
-Without a schema, a value that is JSON of another type than a string is that, and everything else is a string.
+Without a schema, a value that is JSON of another type than a string is that, and everything else is a string. A value
+cannot hold another call that begins: a model that forgets to end a value spoils one call, not the next one.
 """
 
 import json
@@ -24,7 +25,7 @@ ANSWER = ("<tool_response>", "</tool_response>")
 """The markers around the answer to a call."""
 
 Schemas = Mapping[str, Mapping[str, Any]]
-"""The JSON schema of the arguments by the name of the tool."""
+"""Name of a tool -> JSON schema of its arguments."""
 
 
 class HasSchema(Protocol):
@@ -66,7 +67,9 @@ class JsonCalls(CallForm):
     """A JSON object with name and arguments. Missing, null and empty arguments are none; other keys are ignored."""
 
     def body_end(self, text: SampledText, start: int) -> int:
-        begin = start + len(text.text[start:]) - len(text.text[start:].lstrip())
+        begin = _after_space(text.text, start)
+        if not text.text.startswith("{", begin):
+            return start
         try:
             return json.JSONDecoder(strict=False).raw_decode(text.text, begin)[1]
         except (ValueError, RecursionError):  # `read` says what is wrong
@@ -94,26 +97,31 @@ class XmlCalls(CallForm):
     _TAIL = re.compile(r"\s*</function>")
 
     def body_end(self, text: SampledText, start: int) -> int:
-        parsed = self._parse(text.text, start)
+        following = text.find(self.begin, start)
+        while following >= 0 and not self._HEAD.match(text.text, following + len(self.begin)):
+            following = text.find(self.begin, following + 1)
+        parsed = self._parse(text, start, following if following >= 0 else len(text.text))
         return start if parsed is None else parsed[2]
 
     def read(self, body: SampledText, schemas: Schemas) -> ToolCall | MalformedToolCall:
-        parsed = self._parse(body.text, 0)
+        parsed = self._parse(body, 0, len(body.text))
         if parsed is None or body.text[parsed[2] :].strip():
-            reason = (
-                "a call is <function=NAME>, then <parameter=KEY>, VALUE and </parameter> for each, then </function>"
-            )
+            reason = "a call is <function=NAME>, <parameter=KEY>, VALUE and </parameter> for each, then </function>"
             return MalformedToolCall(body.text, reason)
         return _read_pairs(body.text, *parsed[:2], schemas)
 
-    def _parse(self, text: str, at: int) -> tuple[str, list[tuple[str, str]], int] | None:
-        head = self._HEAD.match(text, at)
+    def _parse(self, text: SampledText, at: int, stop: int) -> tuple[str, list[tuple[str, str]], int] | None:
+        """Returns (name, keys and values, where the call ends) of a call that ends before `stop`."""
+        head = self._HEAD.match(text.text, at, stop)
         pairs: list[tuple[str, str]] = []
         at = head.end() if head else at
-        while head and (parameter := self._PARAMETER.match(text, at)):
+        while head and text.find("</parameter>", at) >= 0:
+            parameter = self._PARAMETER.match(text.text, at, stop)
+            if parameter is None:
+                break
             pairs.append((parameter["key"].strip(), parameter["value"]))
             at = parameter.end()
-        tail = self._TAIL.match(text, at)
+        tail = self._TAIL.match(text.text, at, stop)
         return (head[1].strip(), pairs, tail.end()) if head and tail else None
 
 
@@ -123,42 +131,47 @@ class KeyValueCalls(CallForm):
     inner = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 
     def body_end(self, text: SampledText, start: int) -> int:
-        begin = text.find(CALL[0], start)
-        end = text.find("</arg_value>", start)
-        while end >= 0:
-            after = end + len("</arg_value>")
-            following = text.text[after:].lstrip()
-            if not following.startswith("<arg_key>"):
-                return start if 0 <= begin < text.find("<arg_key>", start) else after
-            end = text.find("</arg_value>", after)
-        return start
+        following = text.find(self.begin, start)
+        while following >= 0 and not self._begins_call(text, following + len(self.begin)):
+            following = text.find(self.begin, following + 1)
+        name, _, end = self._parse(text, start, following if following >= 0 else len(text.text))
+        return start if name is None else end
 
     def read(self, body: SampledText, schemas: Schemas) -> ToolCall | MalformedToolCall:
-        name_end = body.find("<arg_key>")
-        name, at = (body.text, len(body.text)) if name_end < 0 else (body.text[:name_end], name_end)
-        pairs: list[tuple[str, str]] = []
-        while at < len(body.text) and body.text[at:].strip():
-            parts, at = self._pair(body, at)
-            if parts is None:
-                reason = (
-                    "a call is a name, then <arg_key>KEY</arg_key> and <arg_value>VALUE</arg_value> for each argument"
-                )
-                return MalformedToolCall(body.text, reason)
-            pairs.append(parts)
-        return _read_pairs(body.text, name.strip(), pairs, schemas)
+        name, pairs, end = self._parse(body, 0, len(body.text))
+        if name is None or body.text[end:].strip():
+            reason = "a call is a name, then <arg_key>KEY</arg_key> and <arg_value>VALUE</arg_value> for each argument"
+            return MalformedToolCall(body.text, reason)
+        return _read_pairs(body.text, name, pairs, schemas)
 
-    def _pair(self, body: SampledText, at: int) -> tuple[tuple[str, str] | None, int]:
-        """Returns (key and value, where they end); None for something else."""
+    def _begins_call(self, text: SampledText, at: int) -> bool:
+        """Whether the name of a tool is there, and then a key or the end of the call."""
+        end, control = text.next_control(at)
+        return control in (self.inner[0], self.finish) and is_tool_name(text.text[at:end].strip())
+
+    def _parse(self, text: SampledText, at: int, stop: int) -> tuple[str | None, list[tuple[str, str]], int]:
+        """Returns (name, keys and values, where the last one ends) of a call that ends before `stop`."""
+        place, control = text.next_control(at)
+        if control not in (self.inner[0], self.finish, ""):
+            return None, [], at
+        end = min(stop, place)
+        name, pairs, at = text.text[at:end].strip(), [], end
+        while (pair := self._pair(text, at, stop)) is not None:
+            pairs.append(pair[:2])
+            at = pair[2]
+        return name or None, pairs, at
+
+    def _pair(self, text: SampledText, at: int, stop: int) -> tuple[str, str, int] | None:
+        """Returns (key, value, where they end); None for something else."""
         parts = []
-        for mark in ("arg_key", "arg_value"):
-            begin, end = f"<{mark}>", f"</{mark}>"
-            start = body.find(begin, at)
-            stop = body.find(end, start)
-            if start < 0 or stop < 0 or body.text[at:start].strip():
-                return None, at
-            parts.append(body.text[start + len(begin) : stop])
-            at = stop + len(end)
-        return (parts[0], parts[1]), at
+        for begin, end in (self.inner[:2], self.inner[2:]):
+            start = _after_space(text.text, at)
+            finish = text.find(end, start)
+            if text.find(begin, at) != start or not 0 <= finish < stop:
+                return None
+            parts.append(text.text[start + len(begin) : finish])
+            at = finish + len(end)
+        return parts[0], parts[1], at
 
 
 JSON = JsonCalls()
@@ -209,14 +222,37 @@ def _read_pairs(
     return read_arguments(text, name, arguments)
 
 
-_PYTHON = {"True": True, "False": False, "None": None}  # as templates write them that do not use JSON here
+_SPACE = re.compile(r"\s*")
+_PYTHON = {"True": True, "False": False, "None": None}  # of templates that write values with Python's str
+_JSON_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
+
+
+def _after_space(text: str, start: int) -> int:
+    space = _SPACE.match(text, start)
+    assert space is not None  # it matches the empty text
+    return space.end()
+
+
+def _types(schema: Any) -> set[str]:
+    """The JSON types that a schema names: its own, those of its alternatives and those of its constants."""
+    found: set[str] = set()
+    for part in [schema, *(_list(schema, "anyOf")), *(_list(schema, "oneOf"))]:
+        if isinstance(part, Mapping):
+            found |= {kind for kind in [part.get("type"), *_list(part, "type")] if isinstance(kind, str)}
+            constants = [*_list(part, "enum"), *([part["const"]] if "const" in part else [])]
+            found |= {_JSON_TYPES.get(type(value), "null") for value in constants}
+    return found
+
+
+def _list(schema: Any, key: str) -> list[Any]:
+    value = schema.get(key) if isinstance(schema, Mapping) else None
+    return value if isinstance(value, list) else []
 
 
 def _typed(text: str, schema: Any) -> Any:
     """The value of an argument that is written without quotes."""
-    kinds = schema.get("type") if isinstance(schema, Mapping) else None
-    kinds = [kinds] if isinstance(kinds, str) else kinds or []
-    if "string" in kinds and not (set(kinds) - {"string"} and text.strip() in {"null", "None"}):
+    kinds = _types(schema)
+    if "string" in kinds and not ("null" in kinds and text.strip() in ("null", "None")):
         return text
     if text.strip() in _PYTHON:
         return _PYTHON[text.strip()]

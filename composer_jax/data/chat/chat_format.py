@@ -51,6 +51,8 @@ class ChatFormat(ABC):
     """The id with which this format ends a message of the model."""
     end_tokens: tuple[int, ...]
     """All ids that end a message of the model, `end` first; sampling stops at each of them."""
+    reads_thinking = False
+    """Whether `parse` tells what the model thought from what it said."""
     generation_prompt: list[int]
     """The ids before a message of the model, which the model does not sample."""
 
@@ -78,9 +80,8 @@ class ChatFormat(ABC):
         """Parses the output of `render_assistant` or any other ids: bad calls become MalformedToolCall, nothing raises.
 
         The message ends at the first of `end_tokens`; later ids are ignored. Other control tokens are shown by name.
-        What the model thought is `<think>`, a line break, the thinking, a line break, `</think>`, an empty line.
 
-        tools: whose schemas say what the arguments are, for formats that write strings without quotes.
+        tools: their schemas say what the arguments are, in formats that write strings without quotes.
         """
 
     def close(self, sampled: Sequence[int]) -> list[int]:

@@ -26,6 +26,7 @@ class ControlText:
         self._begins = _beginning(spelled)
         self._begins_in_said = _beginning([text for text in spelled if text not in THINKING])
         self._longest = max(map(len, spelled), default=1)
+        self._spaced = any(text != text.strip() for text in spelled)
         self._heads = {text[:n] for text in spelled for n in range(1, len(text))}
         self._tails = {text[n:] for text in spelled for n in range(1, len(text))}
 
@@ -40,15 +41,14 @@ class ControlText:
         In keys, which templates look up, the mark is put into whole control tokens only.
         """
         if isinstance(value, str):
-            return self._at_the_ends(value, mark) + self.broken(value, mark) + self._at_the_ends(value, mark)
+            return self._enclosed(value, self._begins, mark)
         if isinstance(value, dict):
             return {self.broken(key, mark): self.guard(item, mark) for key, item in value.items()}
         return [self.guard(item, mark) for item in value] if isinstance(value, list) else value
 
     def guard_said(self, content: str, mark: str) -> str:
         """Returns the content of a model's own message, guarded except for THINKING, which a model may write."""
-        ends = self._at_the_ends(content, mark)
-        return ends + _cut(content, mark, self._begins_in_said) + ends
+        return self._enclosed(content, self._begins_in_said, mark)
 
     def broken(self, value: Any, mark: str) -> Any:
         """Returns the value (JSON-like) with `mark` inside every control token that one of its strings spells."""
@@ -68,6 +68,13 @@ class ControlText:
             ids.append(self._ids[match.lastindex - 1])
             at = match.end()
         return ids + self._tok.encode(text[at:].replace(mark, ""))
+
+    def _enclosed(self, text: str, begins: re.Pattern[str], mark: str) -> str:
+        """The text with `mark` at its ends, if it needs it, and after the first character of each match."""
+        core = text if self._spaced else text.strip()  # templates strip white space, which begins no control token
+        ends = self._at_the_ends(core, mark)
+        before, _, after = text.partition(core) if core else (text, "", "")
+        return f"{before}{ends}{_cut(core, mark, begins)}{ends}{after}"
 
     def _at_the_ends(self, text: str, mark: str) -> str:
         """Returns `mark` if the text could form a control token with the template's text next to it, else ""."""

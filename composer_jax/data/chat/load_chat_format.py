@@ -74,7 +74,7 @@ def load_chat_format(source: TextFiles | Path | str, *, tool_prompt: str = TOOL_
     variables = {name: token_text(config[name]) for name in _VARIABLES if config.get(name)}
     template = JinjaTemplate(source_text, variables, files.name, tool_source=tool_source)
     form = call_form(tok, template)
-    return TextToolsFormat(tok, template, tool_prompt) if form is None else TemplateToolsFormat(tok, template, form)
+    return TextToolsFormat(tok, template, tool_prompt) if form is None else TemplateToolsFormat(tok, template, *form)
 
 
 def _templates(files: TextFiles, config: dict[str, Any]) -> tuple[str, str]:

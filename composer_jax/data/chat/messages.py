@@ -33,7 +33,8 @@ class MalformedToolCall:
 class AssistantMessage:
     """A message of the model. `complete` is False when it was cut off before its end token.
 
-    Content with thinking is `<think>`, a line break, the thinking, a line break, `</think>`, an empty line, the rest.
+    Where a format tells thinking from the rest (ChatFormat.reads_thinking), content with thinking is `<think>`, a line
+    break, the thinking, a line break, `</think>`, an empty line, the rest.
     """
 
     content: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -15,14 +15,20 @@ if TYPE_CHECKING:
 
 
 class SampledText:
-    """Text with the places of control tokens.
+    """Text in which control tokens have places.
 
     text: as the tokenizer decodes the ids. controls: the place of each control token with its text, in order.
     tokens: the texts of all control tokens, which nothing else can spell.
     """
 
-    def __init__(self, text: str, controls: list[tuple[int, str]], tokens: Iterable[str]) -> None:
-        self.text, self.controls, self._tokens = text, controls, tokens
+    def __init__(self, text: str, controls: list[tuple[int, str]], tokens: Container[str]) -> None:
+        self.text, self.controls, self.tokens = text, controls, tokens
+        self._places: dict[str, list[int]] = {}
+        for place, name in controls:
+            self._places.setdefault(name, []).append(place)
+        self._found: dict[
+            str, tuple[int, int]
+        ] = {}  # marker of ordinary text -> where it was last looked for, and found
 
     @classmethod
     def of(cls, tok: ModelTokenizer, ids: Iterable[int]) -> SampledText:
@@ -41,17 +47,28 @@ class SampledText:
     def find(self, marker: str, start: int = 0) -> int:
         """Returns where `marker` begins, at `start` or later; -1 if nowhere.
 
-        A marker that is a control token is found as that token only.
+        A marker that is a control token is found as that token only. Searches from increasing places cost one pass.
         """
-        if marker not in self._tokens:
-            return self.text.find(marker, start)
-        at = bisect_left(self.controls, start, key=lambda place: place[0])
-        return next((place for place, name in self.controls[at:] if name == marker), -1)
+        if marker in self.tokens:
+            places = self._places.get(marker, ())
+            at = bisect_left(places, start)
+            return places[at] if at < len(places) else -1
+        looked, found = self._found.get(marker, (len(self.text) + 1, -1))
+        if not (looked <= start and (found < 0 or start <= found)):
+            found = self.text.find(marker, start)
+            self._found[marker] = start, found
+        return found
+
+    def next_control(self, start: int) -> tuple[int, str]:
+        """Returns (place, text) of the first control token at `start` or later; (end of the text, "") without one."""
+        at = bisect_left(self.controls, start, key=lambda control: control[0])
+        return self.controls[at] if at < len(self.controls) else (len(self.text), "")
 
     def part(self, start: int, stop: int) -> SampledText:
         """Returns the text from `start` to `stop`, neither of which is inside a control token."""
-        controls = [(place - start, name) for place, name in self.controls if start <= place < stop]
-        return SampledText(self.text[start:stop], controls, self._tokens)
+        first, last = (bisect_left(self.controls, place, key=lambda control: control[0]) for place in (start, stop))
+        controls = [(place - start, name) for place, name in self.controls[first:last]]
+        return SampledText(self.text[start:stop], controls, self.tokens)
 
 
 @dataclass
@@ -78,32 +95,25 @@ def scan_calls(text: SampledText, form: CallForm, start: int) -> ScannedMessage:
 
     A marker in an argument has no meaning. The beginning of another call, and the end of the text, leave a call open.
     """
+    markers = (form.begin, form.finish, *form.around)
+    # As ordinary text, the end of a call means nothing by itself.
+    outer = markers if form.finish in text.tokens else tuple(m for m in markers if m != form.finish)
     outside: list[str] = []
     calls: list[CallSpan] = []
-    at = 0
-    place, marker = _first(text, (form.begin, form.finish, *form.around), start)
+    at, (place, marker) = 0, _first(text, outer, start)
     while marker:
-        if not (marker == form.finish and marker not in _names(text)):  # as ordinary text it means nothing by itself
-            outside.append(text.text[at:place])
-            at = place + len(marker)
+        outside.append(text.text[at:place])
+        at = place + len(marker)
         if marker == form.begin:
-            end = form.body_end(text, at)
-            place, marker = _first(text, (form.finish, form.begin, *form.around), end)
-            stop = place if marker else len(text.text)
-            calls.append(CallSpan(text.part(at, stop), marker == form.finish))
-            at = stop + (len(marker) if marker == form.finish else 0)
-            place, marker = _first(text, (form.begin, form.finish, *form.around), at)
-        else:
-            place, marker = _first(text, (form.begin, form.finish, *form.around), place + len(marker))
+            stop, ending = _first(text, markers, form.body_end(text, at))
+            calls.append(CallSpan(text.part(at, stop), ending == form.finish))
+            at = stop + (len(ending) if ending == form.finish else 0)
+        place, marker = _first(text, outer, at)
     first, *later = [*outside, text.text[at:]]
     return ScannedMessage(first, "".join(later), calls)
 
 
 def _first(text: SampledText, markers: Iterable[str], start: int) -> tuple[int, str]:
-    """Where the first of some markers is, and which; "" if none is there."""
+    """Where the first of some markers is, and which; the end of the text and "" if none is there."""
     found = [(place, marker) for marker in markers if (place := text.find(marker, start)) >= 0]
     return min(found, default=(len(text.text), ""))
-
-
-def _names(text: SampledText) -> set[str]:
-    return {name for _, name in text.controls}

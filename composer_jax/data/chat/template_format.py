@@ -7,7 +7,8 @@ with an anchor, a word that occurs nowhere else, in the last message of the hist
 what the template makes of it.
 
 Some templates end no message: the next one ends it with its first control token (GLM-4.5: <|user|>, or <|observation|>
-after calls). A model samples that token, and the frame of the next message then lacks it.
+after calls). A model samples that token, and the frame of the next message then lacks it. If it samples another one
+than the message that follows begins with, both stay: sampled ids are never changed.
 
 How tools are declared, called and answered is up to the subclasses in template_tools.py and text_tools.py.
 """
@@ -37,7 +38,6 @@ from composer_jax.data.chat.messages import (
     ToolCall,
     check_call,
     join_content,
-    join_thinking,
     split_thinking,
 )
 from composer_jax.data.chat.sampled_text import SampledText, scan_calls
@@ -56,9 +56,10 @@ Dicts = list[dict[str, Any]]
 
 
 class TemplateFormat(ChatFormat):
-    """The format of a model with a chat template whose messages end with a control token."""
+    """The format of a model with a chat template. A control token ends its messages, or begins the one after them."""
 
     tokenizer: ModelTokenizer
+    reads_thinking = True
     form: CallForm
     """How the model writes calls."""
     separator: str
@@ -74,8 +75,9 @@ class TemplateFormat(ChatFormat):
         newest = self._added([Message("user", _ANCHOR)], [_say(_WORD)])
         # What every message of the model begins with. The generation prompt may go on, for instance with <think>.
         self._head = commonprefix([self._prompt, newest])
-        # The thinking that the generation prompt begins, and perhaps ends.
-        self._opening = self._prompt[max(0, self._prompt.find(THINKING[0])) :] if THINKING[0] in self._prompt else ""
+        # The thinking that the generation prompt begins and leaves open.
+        begun = self._prompt.rpartition(THINKING[0])
+        self._opening = "".join(begun[1:]) if begun[1] and THINKING[1] not in begun[2] else ""
         written = newest[len(self._prompt) :].partition(_WORD)[0].replace(_NO_MARK, "")
         # What the model is to write before every content, apart from thinking.
         self._written = written if newest.startswith(self._prompt) and THINKING[0] not in written else ""
@@ -178,32 +180,30 @@ class TemplateFormat(ChatFormat):
         ids, _ = self._split(self.control.ids(written, mark))
         if not self._has_end:
             ids.append(self._end_of_calls if calls else self.end)
-        self._check_read_back(ids, message, calls)
+        self._check_read_back(ids, content, calls)
         return ids
 
     def _continued(self, content: str) -> str:
         """The content of a message after the generation prompt. Raises ValueError if the thinking cannot follow it."""
         thought, said = split_thinking(content)
         if not self._opening:
-            return content
-        if THINKING[1] in self._opening:
-            if thought:
+            if thought and THINKING[1] in self._prompt:
                 raise ValueError(
                     f"the message thinks, and the generation prompt of {self.template.name} ends the thinking; leave "
                     f"the thinking out, or use the template that thinks"
                 )
-            return said
+            return content
         _, before, after = self._frame
         return f"{thought}{before}{THINKING[1]}{after}{said}"
 
-    def _check_read_back(self, ids: Sequence[int], message: AssistantMessage, calls: Sequence[ToolCall]) -> None:
+    def _check_read_back(self, ids: Sequence[int], content: str, calls: Sequence[ToolCall]) -> None:
         """Raises ValueError unless `parse` finds the calls, and the content apart from white space."""
         read = self._parse(ids, _strings_in(calls))
-        if read.calls != message.calls:
+        if read.calls != tuple(calls):
             raise ValueError(f"the calls would be read back as {read.calls}; they cannot be written in this format")
-        thought, said = split_thinking(message.content)
+        thought, said = split_thinking(content)
         if [*map(_words, split_thinking(read.content))] != [_words(thought), _words(said)]:
-            raise ValueError(f"the chat template of {self.template.name} changes the content {message.content[:80]!r}")
+            raise ValueError(f"the chat template of {self.template.name} changes the content {content[:80]!r}")
 
     def parse(self, ids: Iterable[int], tools: Iterable[ToolSpec] = ()) -> AssistantMessage:
         return self._parse(ids, schemas_of(tools))
@@ -212,25 +212,25 @@ class TemplateFormat(ChatFormat):
         ids = list(ids)
         end = next((at for at, i in enumerate(ids) if i in self.end_tokens), None)
         text = SampledText.of(self.tokenizer, ids[:end])
-        message = scan_calls(text, self.form, self._after_thinking(text.text))
+        message = scan_calls(text, self.form, self._after_thinking(text))
         calls = tuple(read_call(span, self.form, schemas) for span in message.calls)
         content = self._content(message.before, self.separator if calls else "")
         return AssistantMessage(join_content(content, message.after), calls, end is not None)
 
-    def _after_thinking(self, text: str) -> int:
+    def _after_thinking(self, text: SampledText) -> int:
         """Where calls may begin: after what the model thought, which may speak of calls."""
-        if THINKING[1] in self._opening or not (self._opening + text).lstrip().startswith(THINKING[0]):
+        if not (self._opening + text.text).lstrip().startswith(THINKING[0]):
             return 0
         end = text.find(THINKING[1])
-        return end + len(THINKING[1]) if end >= 0 else len(text)
+        return end + len(THINKING[1]) if end >= 0 else len(text.text)
 
     def _content(self, text: str, separator: str) -> str:
         """The content of a message from its text before the calls; an empty thinking is not content."""
         inside, before, after = self._frame
         begun = text.lstrip()
-        if self._opening and THINKING[1] not in self._opening:
-            thinking = text
-        elif begun.startswith(THINKING[0]) and not self._opening:
+        if self._opening:
+            thinking = begun.removeprefix(THINKING[0]) if begun.startswith(THINKING[0]) else text
+        elif begun.startswith(THINKING[0]):
             thinking = begun.removeprefix(THINKING[0]).removeprefix(inside)
         else:
             return text.removeprefix(self._written).removesuffix(separator)
@@ -238,7 +238,9 @@ class TemplateFormat(ChatFormat):
         if not closed:
             return f"{THINKING[0]}\n{thought}"
         thought, said = thought.removesuffix(before), said.removeprefix(after).removesuffix(separator)
-        return join_thinking(thought, said) if thought.strip() else said
+        if not thought.strip() and not said.lstrip().startswith(THINKING[0]):
+            return said.lstrip("\n")
+        return f"{THINKING[0]}\n{thought}\n{THINKING[1]}\n\n{said}"
 
     def without_thinking(self, sampled: Sequence[int]) -> list[int]:
         ids = list(sampled)
@@ -248,7 +250,7 @@ class TemplateFormat(ChatFormat):
     def thinking_length(self, sampled: Sequence[int]) -> int:
         ids = list(sampled)
         begun = self._opening + self.tokenizer.decode(ids)
-        if not begun.lstrip().startswith(THINKING[0]) or THINKING[1] in self._opening:
+        if not begun.lstrip().startswith(THINKING[0]):
             return 0
         if THINKING[1] not in begun:
             return len(ids)
@@ -279,7 +281,7 @@ class TemplateFormat(ChatFormat):
 
     def _without_end(self, frame: list[int], before: Sequence[int]) -> list[int]:
         """The ids of a frame, without the first one if the model sampled it as the end of its message."""
-        return frame[1:] if not self._has_end and before and [*before[-1:]] == frame[:1] else frame
+        return frame[1:] if not self._has_end and [*before[-1:]] == frame[:1] else frame
 
     def answer_text(self, ids: Sequence[int]) -> str:
         text = self.tokenizer.decode(ids).removeprefix(self.tokenizer.names[self._end_of_calls])

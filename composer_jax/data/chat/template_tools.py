@@ -19,16 +19,9 @@ _WORD = "composer"
 class TemplateToolsFormat(TemplateFormat):
     """The format of a model whose template writes calls between control tokens of its tokenizer."""
 
-    def __init__(self, tok: ModelTokenizer, template: JinjaTemplate, form: CallForm) -> None:
-        """Raises UserError when the template does not write calls in the form; see also TemplateFormat."""
-        self.form = form
-        separator = _separator(tok, template, form)
-        if separator is None:
-            raise UserError(
-                f"the chat template of {template.name} does not write calls between {form.begin} and "
-                f"{form.finish}; use another template"
-            )
-        self.separator = separator
+    def __init__(self, tok: ModelTokenizer, template: JinjaTemplate, form: CallForm, separator: str) -> None:
+        """form, separator: those of `call_form`. Raises UserError as TemplateFormat."""
+        self.form, self.separator = form, separator
         super().__init__(tok, template)
 
     def _dicts(
@@ -60,9 +53,10 @@ class TemplateToolsFormat(TemplateFormat):
         return {"id": key, "type": "function", "function": function}
 
 
-def call_form(tok: ModelTokenizer, template: JinjaTemplate) -> CallForm | None:
-    """Returns the form in which the template writes calls between control tokens; None for another form, or none."""
-    return next((form for form in FORMS if _separator(tok, template, form) is not None), None)
+def call_form(tok: ModelTokenizer, template: JinjaTemplate) -> tuple[CallForm, str] | None:
+    """Returns (form in which the template writes calls, what it writes before them); None for another form, or none."""
+    found = ((form, _separator(tok, template, form)) for form in FORMS)
+    return next(((form, separator) for form, separator in found if separator is not None), None)
 
 
 def _separator(tok: ModelTokenizer, template: JinjaTemplate, form: CallForm) -> str | None:

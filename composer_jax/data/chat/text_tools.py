@@ -88,7 +88,7 @@ class TextToolsFormat(TemplateFormat):
         if CALL[0] in split_thinking(message.content)[1] and CALL[0] not in self.tokenizer.control:
             raise ValueError(f"the content spells {CALL[0]}, which begins a call; write calls as tool calls")
         said = self._message(message, mark)
-        parts = [said["content"]] if message.content else []
+        parts = [said["content"]] if said["content"] else []
         for call in rendered_calls(message):
             check_call(call)
             written = json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False)

@@ -109,7 +109,7 @@ def test_the_schema_says_what_a_value_is(name):
         ("xml", "\n<function=f>\n" + "<parameter=a>\n1\n</parameter>\n" * 2 + "</function>\n", "'a' comes twice"),
         ("xml", "\n<function=f>\n<parameter=>\n1\n</parameter>\n</function>\n", "an argument has no name"),
         ("keys", "f\n<arg_key>a</arg_key>\n", "a call is a name"),
-        ("keys", "f\n<arg_value>a</arg_value>\n", "is not a tool name"),
+        ("keys", "f\n<arg_value>a</arg_value>\n", "a call is a name"),
         ("keys", "f\n<arg_key>a</arg_key>x<arg_value>1</arg_value>\n", "a call is a name"),
     ],
 )
@@ -157,3 +157,67 @@ def test_a_message_that_the_next_one_ends():
     after = [ASK, AssistantMessage("", (LIST,), True), Message("tool", "1")]
     assert [*chat.render([ASK]), *chat.generation_prompt, *asked, *bridge] == chat.render(after)
     assert chat.render(whole[:2])[-1] == chat.end and chat.render(after[:2])[-1] == asked[-1]
+
+
+FORGOTTEN = {
+    "xml": "<function=f>\n<parameter=text>\nls\n</function>\n",
+    "keys": "f\n<arg_key>text</arg_key>\n<arg_value>ls\n",
+    "qwen": '{"name": "f", "arguments": {"text": "ls}}',
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_value_that_is_not_ended_spoils_one_call_only(name):
+    chat = format_of(name)
+    good = decode(chat, chat.render_assistant("", [LIST]))
+    good = good[good.index("<tool_call>") :]
+    bad, fine = chat.parse(as_sampled(chat, f"<tool_call>\n{FORGOTTEN[name]}</tool_call>\n{good}")).calls
+    assert isinstance(bad, MalformedToolCall) and fine == LIST
+
+
+@pytest.mark.parametrize("name", ["qwen", "chatml"])
+def test_a_marker_in_quotes_before_a_call_keeps_the_call(name):
+    chat = format_of(name)
+    good = decode(chat, chat.render_assistant("", [LIST]))
+    bad, fine = chat.parse(as_sampled(chat, f'The text "<tool_call>" begins one. Then: {good}')).calls
+    assert isinstance(bad, MalformedToolCall) and fine == LIST
+
+
+def test_calls_without_arguments_end_where_their_marker_is():
+    chat = format_of("keys")
+    text = "<tool_call>f\n</tool_call>\nthen </arg_value> x"
+    assert chat.parse(as_sampled(chat, text)).calls == (ToolCall("f", {}),)
+    half = "<tool_call>f<arg_key>a</arg_key><tool_call>g<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>"
+    bad, fine = chat.parse(as_sampled(chat, half)).calls
+    assert isinstance(bad, MalformedToolCall) and fine == ToolCall("g", {"a": 1})
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "5", "5"),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "null", None),
+        ({"oneOf": [{"type": "integer"}, {"type": "boolean"}]}, "5", 5),
+        ({"enum": ["1", "2"]}, "1", "1"),
+        ({"const": 1}, "1", 1),
+        ({"type": ["string", "integer"]}, "null", "null"),
+        ({"type": ["string", "null"]}, "null", None),
+        ({"type": 5}, "5", 5),
+        ({"type": ["string", {}]}, "5", "5"),
+        ("no schema", "true", True),
+        ({}, "1e999", "1e999"),
+    ],
+)
+def test_schemas_of_clients_say_what_a_value_is(schema, text, value):
+    chat = format_of("xml")
+    sampled = f"<tool_call>\n<function=f>\n<parameter=a>\n{text}\n</parameter>\n</function>\n</tool_call>"
+    tools = [Declaration("f", "", {"properties": {"a": schema}})]
+    assert chat.parse(as_sampled(chat, sampled), tools).calls == (ToolCall("f", {"a": value}),)
+
+
+@pytest.mark.parametrize("name", [*FORMS, "chatml"])
+@pytest.mark.parametrize("unit", ["<tool_call>", "<tool_call>\n<function=f>\n<parameter=a>\n", "<tool_call>f<arg_key>"])
+def test_a_message_that_repeats_a_marker_is_read_in_one_pass(name, unit):
+    """Quadratic reading of these would take minutes."""
+    chat = format_of(name)
+    assert len(chat.parse(as_sampled(chat, unit * 5_000)).calls) == 5_000

@@ -262,7 +262,7 @@ def test_control_tokens_that_swallow_white_space_do_so_only_in_the_template():
     for token in description["added_tokens"]:
         token["rstrip"] = token["content"] == "<|im_end|>"
     tok = ModelTokenizer(json.dumps(description), QWEN, "the tokenizer of the tests")
-    chat = TemplateToolsFormat(tok, JinjaTemplate(QWEN, {}, "the template of the tests"), JSON)
+    chat = TemplateToolsFormat(tok, JinjaTemplate(QWEN, {}, "the template of the tests"), JSON, "\n")
     assert (
         decode(chat, chat.render([Message("user", "<|im_end|>\n\nx")])) == "<|im_start|>user\n<|im_end|>\n\nx<|im_end|>"
     )

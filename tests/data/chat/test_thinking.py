@@ -142,3 +142,20 @@ def test_a_history_of_an_episode_is_what_was_sampled(name):
     assert (whole == ids) != rewrites
     if rewrites:
         assert "hm" not in decode(chat, whole) and "hm" in decode(chat, ids)
+
+
+def test_white_space_around_thinking_is_stripped_as_the_template_strips_it():
+    chat = format_of("thinks")
+    plain, guarded = ("<think>\n\n" + text + "\n</think>\n\nok" for text in ("if x", "if x <"))
+    ids = [decode(chat, chat.render([ASK, AssistantMessage(content, (), True)])) for content in (plain, guarded)]
+    assert ids[1] == ids[0].replace("if x", "if x <"), "what could begin a control token changes no white space"
+
+
+def test_a_call_is_not_ended_by_a_thinking_marker_that_is_spelled():
+    chat = format_of("thinks")
+    call = decode(chat, chat.render_assistant("", [READ])).partition("<tool_call>")[2]
+    marks = [chat.tokenizer.id_of(text) for text in ("<think>", "<tool_call>", "</think>")]
+    spelled = chat.tokenizer.encode("\n</think> and ")
+    body = chat.tokenizer.encode(call.partition("</tool_call>")[0])
+    ids = [marks[0], *spelled, marks[1], *body, chat.tokenizer.id_of("</tool_call>"), marks[2], chat.end]
+    assert chat.parse(ids).calls == ()

@@ -8,7 +8,7 @@ import pytest
 
 from composer_jax.data.chat.conversations import conversation_trace, read_conversation
 from composer_jax.errors import UserError
-from composer_jax.observe.rows_page import pieces
+from composer_jax.stages.rows_page import pieces
 from composer_jax.stages.run import Run
 from composer_jax.stages.sft import show_rows
 from tests.data.formats import decode, format_of

@@ -40,7 +40,8 @@ def write_rows_page(workdir: Path, traces: Sequence[Trace], tokenizer: TextToken
       traces: (tokens int32[n], trained bool[n]) of the rows to show.
       total: how many rows there are.
     """
-    template = importlib.resources.files("composer_jax.observe")
+    template = importlib.resources.files("composer_jax.stages")
+    style = importlib.resources.files("composer_jax.observe") / "report.css"
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
@@ -48,7 +49,7 @@ def write_rows_page(workdir: Path, traces: Sequence[Trace], tokenizer: TextToken
     page = environment.from_string((template / "rows_page.html").read_text("utf-8")).render(
         rows=rows,
         total=total,
-        style=Markup((template / "report.css").read_text("utf-8")),
+        style=Markup(style.read_text("utf-8")),
     )
     return write_atomically(Path(workdir) / PAGE, page.encode("utf-8", errors="replace"))
 
