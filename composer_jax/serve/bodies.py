@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from composer_jax.data.chat.load_chat_format import GenerationDefaults
+from composer_jax.data.chat.message_fields import check_depth
 from composer_jax.data.chat.messages import read_json
 from composer_jax.data.chat.sampling_params import MOST_TOP_LOGPROBS, SamplingParams
 from composer_jax.errors import UserError
@@ -26,8 +27,6 @@ from composer_jax.serve.errors import ApiError
 
 MOST_CHOICES = 128
 MOST_STOPS, LONGEST_STOP = 32, 1000
-DEEPEST = 100
-"""Levels of nested values in a body."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (None, 0),
     "presence_penalty": (None, 0),
@@ -264,14 +263,6 @@ def parse_body(kind: type[BaseModel], data: bytes) -> Any:
         return kind.model_validate(value)
     except (ValidationError, RecursionError) as error:
         raise _refusal(error) from error
-
-
-def check_depth(value: Any, most: int = DEEPEST) -> None:
-    """Raises ValueError for a value that is nested deeper than what renders and writes it can follow."""
-    if most < 0:
-        raise ValueError("nested too deeply")
-    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        check_depth(inner, most - 1)
 
 
 def _refusal(error: Exception) -> ApiError:

@@ -35,9 +35,8 @@ async def encode(service: Service, messages: list[dict[str, Any]], tools: Any) -
             code=CONTEXT_LENGTH,
             param="messages",
         )
-    rows = [{**row, "role": "system"} if row.get("role") == "developer" else row for row in messages]
     try:
-        return await asyncio.to_thread(service.text.encode_chat, rows, tools or ())
+        return await asyncio.to_thread(service.text.encode_chat, messages, tools or ())
     except UserError as error:
         raise refused_prompt(error, "messages") from error
     except ValueError as error:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from composer_jax.data.chat.call_forms import CALL
 from composer_jax.data.chat.chat_format import ChatFormat, ToolSpec
 from composer_jax.data.chat.messages import THINKING, MalformedToolCall, ToolCall
+from composer_jax.data.chat.thinking import split_thinking
 from composer_jax.sampler.detokenizer import Decode, IncrementalDetokenizer
 
 
@@ -114,17 +115,6 @@ class MessageStream:
         self._content += more_content
         self._reasoning += more_reasoning
         return MessageDelta(more_content, more_reasoning)
-
-
-def split_thinking(text: str, thinks: bool) -> tuple[str, str]:
-    """Returns (what the model thought, what it said after). thinks: whether the prompt has opened the thinking."""
-    begun = text.lstrip()
-    if begun.startswith(THINKING[0]):
-        text = begun[len(THINKING[0]) :]
-    elif not thinks:
-        return "", text
-    thought, ended, said = text.partition(THINKING[1])
-    return thought.strip("\n") if thought.strip() else "", said.lstrip("\n") if ended else ""
 
 
 def text_before(text: str, marks: Sequence[str]) -> str:

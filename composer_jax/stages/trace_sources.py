@@ -1,5 +1,7 @@
 """Sources of SFT traces: ours by name, a user's by import path."""
 
+import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,7 +73,7 @@ class EpisodeSource(Protocol):
 
 
 class ConversationFiles:
-    """A ConversationSource: conversations in files of JSON lines or Parquet (data/chat/conversations.py).
+    """A ConversationSource: conversations in files of JSON lines, JSON or Parquet (data/chat/conversations.py).
 
     Args:
       files: a path or URL, or several: a sequence, or a text in which commas separate them.
@@ -102,15 +104,20 @@ class ConversationFiles:
     def traces(self) -> list[Trace]:
         """Returns (tokens int32[n], trained bool[n]) of every conversation, in the order of the files.
 
+        Columns that are not read are logged once, with the number of their rows.
+
         Raises UserError for a file that cannot be read, or a row that is to be refused.
         """
         traces: list[Trace] = []
+        ignored = Counter[str]()
         self._counts = dict.fromkeys(self._counts, 0)
         for file in self._files:
             path = str(Path(file).expanduser()) if file.startswith("~") else file
             for place, row in read_rows(path, lambda sentence: self._refuse("invalid", sentence)):
                 try:
-                    trace = conversation_trace(read_conversation(row), self._context.chat)
+                    conversation = read_conversation(row)
+                    ignored.update(conversation.ignored_columns)
+                    trace = conversation_trace(conversation, self._context.chat)
                 except (ValueError, UserError) as error:
                     self._refuse("invalid", f"{place}: {error}.", error)
                     continue
@@ -124,6 +131,9 @@ class ConversationFiles:
                     continue
                 traces.append(trace)
         self._counts["conversations"] = len(traces)
+        if ignored:
+            columns = ", ".join(f"{name} ({count} rows)" for name, count in sorted(ignored.items()))
+            logging.warning("Of %s, SFT does not read these columns: %s.", ", ".join(self._files), columns)
         return traces
 
     def report(self) -> dict[str, Any]:

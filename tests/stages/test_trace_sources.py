@@ -59,6 +59,10 @@ def test_a_config_names_files_of_conversations(source, tmp_path):
         ((GOOD, "{\n"), r"talk.jsonl, line 2 is not JSON"),
         (("\n", LONG), r"talk.jsonl, line 2: the conversation has \d+ tokens and a row 128; raise sft.seq_len"),
         ((row("x", "<tool_call>"),), r"talk.jsonl, line 1: the content spells <tool_call>"),
+        (
+            (GOOD, {"messages": [*GOOD["messages"][:1], GOOD["messages"][1] | {"audio": "a.wav"}]}),
+            "line 2: message 2: the",
+        ),
     ],
 )
 def test_a_bad_row_is_named_by_file_and_line(source, rows, sentence):
@@ -75,6 +79,13 @@ def test_bad_rows_can_be_dropped_and_are_counted(source):
         source(GOOD, BAD, LONG, invalid="drop").traces()
     no_rows = dataclasses.replace(source.context, seq_len=None)
     assert len(source(GOOD, LONG, context=no_rows).traces()) == 2
+
+
+def test_columns_that_are_not_read_are_logged_once_with_a_count(source, caplog):
+    rows = [GOOD | {"difficulty": 3, "source": None}, GOOD | {"source": "x", "task_id": "y"}, GOOD | {"source": "z"}]
+    assert len(source(*rows).traces()) == 3
+    (record,) = caplog.records
+    assert record.getMessage().endswith("SFT does not read these columns: difficulty (1 rows), source (2 rows).")
 
 
 @pytest.mark.parametrize(

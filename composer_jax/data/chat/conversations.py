@@ -3,8 +3,9 @@
     {"role": "assistant", "content": "...", "tool_calls": [{"id": "1", "type": "function", "function":
       {"name": "read", "arguments": "{\\"path\\": \\"a.py\\"}"}}], "train": false}
 
-Beyond OpenAI's fields, a message of the model may have `train` (false leaves it out of the loss), and a message may
-have `token_ids`: the ids that were sampled, where encoding the text would give others. They count for a reader whose
+data/chat/row_forms.py has the other forms of rows that are read, data/chat/message_fields.py the fields of messages.
+Beyond OpenAI's, a message of the model may have `train` (false leaves it out of the loss), and a message may have
+`token_ids`: the ids that were sampled, where encoding the text would give others. They count for a reader whose
 tokenizer has the fingerprint in the row's field `tokenizer`. A call of type "malformed" has the text of a call that
 could not be parsed; it can be trained on from token ids only.
 
@@ -14,6 +15,8 @@ conversations.
 """
 
 import json
+import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,9 +24,23 @@ from typing import Any
 import numpy as np
 
 from composer_jax.data.chat.chat_format import ChatFormat, Message
-from composer_jax.data.chat.messages import AssistantMessage, MalformedToolCall, ToolCall, check_call, read_json
+from composer_jax.data.chat.control_text import THINKING
+from composer_jax.data.chat.message_fields import (
+    HARMLESS_OF_TOOLS,
+    check_fields,
+    check_json,
+    parse_text,
+    read_calls,
+    read_content,
+    read_role,
+    read_said,
+    read_token_ids,
+    read_trained,
+)
+from composer_jax.data.chat.messages import AssistantMessage, MalformedToolCall, ToolCall
+from composer_jax.data.chat.row_forms import read_row
 
-ROLES = ("system", "user", "assistant", "tool")
+_MARKERS = re.compile("|".join(map(re.escape, THINKING)))
 
 
 @dataclass(frozen=True)
@@ -60,22 +77,22 @@ class TrainingConversation:
     tools: tuple[DeclaredTool, ...]
     tokenizer: str
     """Fingerprint of the tokenizer that the token ids belong to; "" without token ids."""
+    ignored_columns: tuple[str, ...] = ()
+    """Columns of the row that have a value and are not read."""
 
 
 def read_conversation(row: Any) -> TrainingConversation:
     """Parses a row. Raises ValueError with a reason that names the message by its number, from 1."""
-    messages = row.get("messages") if isinstance(row, dict) else None
-    if not isinstance(messages, list) or not messages:
-        raise ValueError("there is no list of messages; a row is an object with messages")
-    prompt, turns = _read_all(messages)
+    read = read_row(row)
+    prompt, turns = _read_all(read.messages)
     if not turns:
         raise ValueError("no message is the model's, so there is nothing to train on")
     if turns[-1].users:
         raise ValueError("the conversation ends with a user; the last message must be the model's")
     if not any(turn.trained for turn in turns):
         raise ValueError("no message of the model is to be trained")
-    tools = read_tools(row.get("tools"))
-    return TrainingConversation(tuple(prompt), tuple(turns), tools, str(row.get("tokenizer") or ""))
+    tools, tokenizer = read_tools(read.tools), str(row.get("tokenizer") or "")
+    return TrainingConversation(tuple(prompt), tuple(turns), tools, tokenizer, read.ignored)
 
 
 def read_messages(rows: Sequence[Mapping[str, Any]]) -> list[Message | AssistantMessage]:
@@ -110,11 +127,15 @@ def conversation_trace(conversation: TrainingConversation, chat: ChatFormat) -> 
     Trained are exactly the ids that a model samples: content, calls and the end token.
 
     Raises:
-      ValueError: the chat format cannot render the conversation, or it has token ids of another tokenizer.
+      ValueError: the chat format cannot render the conversation or leaves out a part of it, or it has token ids of
+        another tokenizer.
       UserError: the chat template refuses the conversation.
     """
     exact = bool(conversation.tokenizer) and conversation.tokenizer == chat.tokenizer.fingerprint
     ids = chat.render(conversation.prompt, conversation.tools)
+    written = _letters(chat.tokenizer.decode(ids))
+    for message in conversation.prompt:
+        _check_written(message.content, written)
     trained = [False] * len(ids)
     calls_before = 0
     for turn in conversation.turns:
@@ -138,37 +159,52 @@ def _sampled(turn: ModelTurn, chat: ChatFormat, exact: bool, calls_before: int) 
     calls = [call for call in turn.message.calls if isinstance(call, ToolCall)]
     if len(calls) < len(turn.message.calls):
         raise ValueError("a malformed call has no token ids of this tokenizer; leave the conversation out")
-    return chat.render_assistant(turn.message.content, calls, calls_before=calls_before)
+    ids = chat.render_assistant(turn.message.content, calls, calls_before=calls_before)
+    parsed = chat.parse(ids)
+    _check_written(turn.message.content, _letters(parsed.content))
+    names = [call.name for call in parsed.calls if isinstance(call, ToolCall)]
+    if names != [call.name for call in calls]:
+        raise ValueError(f"the chat template writes the calls of {[call.name for call in calls]} as those of {names}")
+    return ids
+
+
+def _check_written(text: str, letters: str) -> None:
+    """Raises ValueError for a text that does not occur in what a chat template wrote, as `_letters` gives it."""
+    if _letters(text) not in letters:
+        raise ValueError(f"the chat template does not write the whole of {text[:80]!r}; leave the conversation out")
+
+
+def _letters(text: str) -> str:
+    """The text without what templates and tokenizers may change: white space, forms of a letter, marks of thinking."""
+    return "".join(unicodedata.normalize("NFKD", _MARKERS.sub("", text)).split())
 
 
 def _add(message: Any, prompt: list[Message], turns: list[ModelTurn]) -> None:
     """Adds a message to the prompt or the turns. Raises ValueError for one that does not belong there."""
-    role = message.get("role") if isinstance(message, Mapping) else None
-    if role not in ROLES:
-        raise ValueError(f"{role!r} is not a role; use {', '.join(ROLES)}")
+    role = read_role(message)
     if role == "tool":
         return _answer(message, turns)
     if turns and len(turns[-1].answers) < len(turns[-1].message.calls):
         raise ValueError("it follows tool calls that have no answers")
+    ids, content = read_token_ids(message), read_content(message)
     if role == "assistant":
         if not prompt:
             raise ValueError("the conversation begins with the model; it must begin with a user")
-        content, calls = _content(message), message.get("tool_calls") or []
-        if not isinstance(calls, list):
-            raise ValueError("tool_calls is not a list")
-        parsed = tuple(_call(call, place) for place, call in enumerate(calls, 1))
-        train, given = message.get("train"), [call.get("id") for call in calls]
-        if train not in (None, True, False):
-            raise ValueError(f"train={train!r} is neither true nor false")
-        said = AssistantMessage(content, parsed, True)
-        turns.append(ModelTurn(said, train is not False, _token_ids(message), given))
+        said, calls = read_said(message), read_calls(message)
+        if content is None and not said and not calls and ids is None:
+            raise ValueError("it has neither content nor calls")
+        parsed = AssistantMessage(said, tuple(call for _, call in calls), True)
+        turns.append(ModelTurn(parsed, read_trained(message), ids, [key for key, _ in calls]))
+    elif content is None:
+        raise ValueError("it has no content")
     elif not turns:
-        prompt.append(Message(role, _content(message)))
+        if ids is not None:
+            raise ValueError("token_ids are read after the first message of the model; leave them out here")
+        prompt.append(Message(role, content))
     elif role == "system":
         raise ValueError("a message of the system comes after one of the model; it belongs at the beginning")
     else:
-        ids = _token_ids(message)
-        turns[-1].users.append(_content(message) if ids is None else ids)
+        turns[-1].users.append(content if ids is None else ids)
 
 
 def _answer(message: Mapping[str, Any], turns: list[ModelTurn]) -> None:
@@ -181,63 +217,36 @@ def _answer(message: Mapping[str, Any], turns: list[ModelTurn]) -> None:
     named = [place for place in waiting if key is None or turn.call_ids[place] in (None, key)]
     if not named:
         raise ValueError(f"it answers the call {key!r}, and no call of that id waits for an answer")
-    turn.answers[named[0]] = _content(message)
-
-
-def _content(message: Mapping[str, Any]) -> str:
-    """The text of a message, which may be in parts."""
-    content = message.get("content")
-    if content is None:
-        return ""
-    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
-        return "".join(str(part.get("text", "")) for part in content)
-    if not isinstance(content, str):
-        raise ValueError("its content is not text; images and other parts cannot be trained on")
-    return content
-
-
-def _call(call: Any, place: int) -> ToolCall | MalformedToolCall:
-    if isinstance(call, dict) and call.get("type") == "malformed":
-        return MalformedToolCall(str(call.get("text", "")), "it was malformed when it was recorded")
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise ValueError(f"call {place} has no function with a name")
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        arguments = read_json(arguments, f"the arguments of call {place}")
-    if not isinstance(arguments, dict):
-        raise ValueError(f"the arguments of call {place} are not a JSON object")
-    parsed = ToolCall(function["name"], arguments)
-    check_call(parsed)
-    return parsed
-
-
-def _token_ids(message: Mapping[str, Any]) -> tuple[int, ...] | None:
-    ids = message.get("token_ids")
-    if ids is None:
-        return None
-    if not isinstance(ids, list) or not all(type(i) is int and i >= 0 for i in ids):
-        raise ValueError("token_ids is not a list of token ids")
-    return tuple(ids)
+    call, name = turn.message.calls[named[0]], message.get("name")
+    if message["role"] == "function" and isinstance(call, ToolCall) and name not in (None, call.name):
+        raise ValueError(f"it answers {name!r}, and the call that waits is of {call.name!r}")
+    turn.answers[named[0]] = read_content(message) or ""
 
 
 def read_tools(tools: Any) -> tuple[DeclaredTool, ...]:
-    """Parses declared tools, of which some data sets have a string of JSON. Raises ValueError with a reason."""
-    if isinstance(tools, str):
-        tools = read_json(tools, "the tools") if tools else None
+    """Parses declared tools, of which some data sets have texts of JSON. Raises ValueError with a reason."""
+    tools = parse_text(tools, "the tools")
     if tools is not None and not isinstance(tools, list):
         raise ValueError("tools is not a list")
-    return tuple(_tool(tool, number) for number, tool in enumerate(tools or [], 1))
+    return tuple(_tool(parse_text(tool, f"the fields of tool {n}"), n) for n, tool in enumerate(tools or [], 1))
 
 
 def _tool(tool: Any, number: int) -> DeclaredTool:
-    function = tool.get("function") if isinstance(tool, dict) else None
+    fields: dict[str, Any] = tool if isinstance(tool, dict) else {}
+    function = fields.get("function")
+    if function is None:  # OpenAI's older form, without a wrapper
+        function = fields
+    else:
+        check_fields(fields, ("type", "function"), HARMLESS_OF_TOOLS, f"tool {number}")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise ValueError(f"tool {number} has no function with a name")
-    parameters = function.get("parameters") or {}
+    check_fields(function, ("name", "description", "parameters"), HARMLESS_OF_TOOLS, f"tool {number}")
+    parameters = parse_text(function.get("parameters"), f"the parameters of tool {number}") or {}
     if not isinstance(parameters, dict):
         raise ValueError(f"the parameters of tool {number} are not a JSON schema")
-    return DeclaredTool(function["name"], str(function.get("description") or ""), parameters)
+    declared = DeclaredTool(function["name"], str(function.get("description") or ""), parameters)
+    check_json([declared.name, declared.description, parameters], f"the fields of tool {number}")
+    return declared
 
 
 def assistant_row(message: AssistantMessage, call_number: int) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+_NAME = re.compile(r"[A-Za-z0-9_.-]+")  # OpenAI's, and the dots of other APIs; of any length
 
 
 THINKING = ("<think>", "</think>")
