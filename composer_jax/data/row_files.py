@@ -1,15 +1,25 @@
 """Rows of JSON lines and Parquet files, each with its place: all of a file, or a range of it."""
 
-import io
+import gzip
 import json
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import zstandard
 from fsspec.core import url_to_fs
 
 from composer_jax.errors import UserError
+
+_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_REFUSED_FORMS = {
+    b"BZh": "is compressed with bzip2; compress it with gzip or zstd",
+    b"\xfd7zXZ": "is compressed with xz; compress it with gzip or zstd",
+    b"PK\x03\x04": "is a zip archive; unpack it",
+}
+"""By the first bytes of a file."""
 
 
 def refuse(sentence: str) -> None:
@@ -18,9 +28,11 @@ def refuse(sentence: str) -> None:
 
 
 def read_rows(path: str, bad_line: Callable[[str], None] = refuse) -> Iterator[tuple[str, Any]]:
-    """Yields (place, row) for every line of JSON and every row of a .parquet file; blank lines are left out.
+    """Yields (place, row) for every row of a file: a line of JSON, an object of a JSON array, a row of .parquet.
 
-    A place is "FILE, line 3" or "FILE, row 3", counted from 1. A row is whatever JSON the line holds.
+    A place is "FILE, line 3" or "FILE, row 3", counted from 1; blank lines are left out. A row is whatever JSON the
+    line holds. The first bytes of a file say whether it is compressed (gzip, zstd). A struct of a Parquet file has the
+    keys of all its rows; those that are null are left out.
 
     path: also any URL that fsspec reads (gs://...). bad_line: called with a sentence about a line that is not JSON,
     which is left out if the call returns.
@@ -29,11 +41,20 @@ def read_rows(path: str, bad_line: Callable[[str], None] = refuse) -> Iterator[t
     """
     if path.endswith(".parquet"):
         with _reading_parquet(path) as parquet:
-            rows = parquet.read_table(io.BytesIO(_read_bytes(path))).to_pylist()
+            from pyarrow import BufferReader  # of a Python file, pyarrow can abort the program when it ends
+
+            rows = parquet.read_table(BufferReader(_read_bytes(path))).to_pylist()
         for number, row in enumerate(rows, 1):
-            yield f"{path}, row {number}", row
+            yield f"{path}, row {number}", {name: _without_nulls(value) for name, value in row.items()}
         return
-    for number, line in enumerate(_read_bytes(path).split(b"\n"), 1):  # bytes, because JSON texts may contain U+2028
+    content = _decompress(path, _read_bytes(path))
+    array = _json_array(path, content)
+    if array is not None:
+        yield from ((f"{path}, row {number}", row) for number, row in enumerate(array, 1))
+        return
+    lines = content.split(b"\n")  # bytes, because JSON texts may contain U+2028
+    del content  # the lines are a copy
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
@@ -51,6 +72,59 @@ def _read_bytes(path: str) -> bytes:
         return fs.cat_file(inner)
     except Exception as error:  # remote file systems raise exceptions of their own types
         raise UserError(f"{path} cannot be read ({error})") from error
+
+
+def _without_nulls(value: Any) -> Any:
+    """The value without the keys of structs that are null."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
+    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _decompress(path: str, content: bytes) -> bytes:
+    """The content of a file that may be compressed. Raises UserError for a file that is cut off or broken."""
+    for begin, sentence in _REFUSED_FORMS.items():
+        if content.startswith(begin):
+            raise UserError(f"{path} {sentence}")
+    name, read = "gzip", gzip.decompress
+    if content.startswith(_ZSTD):
+        name, read = "zstd", _decompress_zstd
+    elif not content.startswith(_GZIP):
+        return content
+    try:
+        return read(content)
+    except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
+        raise UserError(f"{path} is not a whole {name} file ({error}); copy or compress it anew") from error
+
+
+def _decompress_zstd(content: bytes) -> bytes:
+    """All frames of zstd. Raises EOFError where the last one is cut off."""
+    parts = []
+    while content:
+        frame = zstandard.ZstdDecompressor().decompressobj()
+        parts.append(frame.decompress(content))
+        if not frame.eof:
+            raise EOFError("it ends within a frame")
+        content = frame.unused_data
+    return b"".join(parts)
+
+
+def _json_array(path: str, content: bytes) -> list[Any] | None:
+    """The objects of a file that is one JSON array of them; None for lines of JSON, which may be arrays, too."""
+    first, *others = content.lstrip().split(b"\n", 1)
+    if not first.startswith(b"["):
+        return None
+    is_one_line = not any(other.strip() for other in others)
+    try:
+        line = json.loads(first)
+        return line if is_one_line and line and all(isinstance(row, dict) for row in line) else None
+    except (ValueError, RecursionError):
+        if is_one_line:
+            return None
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is neither lines of JSON nor an array ({error})") from error
 
 
 class RawRow(NamedTuple):

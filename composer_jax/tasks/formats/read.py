@@ -13,15 +13,15 @@ from composer_jax.tasks.formats.fields import Fields
 from composer_jax.tasks.formats.options import ReadOptions
 from composer_jax.tasks.task import Task
 
-ROW_FILES = (".jsonl", ".parquet")
+ROW_FILES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
 
 
 def read_tasks(path: Path | str, options: ReadOptions | None = None, skipped: list[str] | None = None) -> list[Task]:
     """Returns the tasks at a path, in order.
 
     path: a Harbor or Terminal-Bench directory or a folder of them, written by write_task or by other projects; the
-      output of `launch.tasks generate`; a .jsonl or .parquet file of SWE-bench or SWE-smith rows, or of both; a
-      SWE-bench 5 task repository; a path of a user's own format (ReadOptions.formats).
+      output of `launch.tasks generate`; a file of SWE-bench or SWE-smith rows, or of both (ROW_FILES); a SWE-bench 5
+      task repository; a path of a user's own format (ReadOptions.formats).
     skipped: receives the error of each unusable task, which is left out; None: the first such task raises.
     Raises UserError for another kind of path, a path without tasks, or a repeated id.
     """
@@ -53,12 +53,12 @@ def _find_readers(path: Path, options: ReadOptions) -> Sequence[Callable[[], Tas
         if readers is not None:
             raise UserError(f"{path} holds no tasks; a task is a folder with a task.toml, or a row of a file")
     if path.exists():
-        raise UserError(f"{path} is not a file of rows; their names end in {' or '.join(ROW_FILES)}")
+        raise UserError(f"{path} is not a file of rows; their names end in {', '.join(ROW_FILES)}")
     raise UserError(f"{path} does not exist; give a folder of tasks or a file of rows")
 
 
 def _read_row_file(path: Path, options: ReadOptions) -> Sequence[Callable[[], Task]] | None:
-    if not (path.is_file() and path.suffix in ROW_FILES):
+    if not (path.is_file() and path.name.endswith(ROW_FILES)):
         return None
     rows = []
     for place, row in read_rows(str(path)):

@@ -1,5 +1,6 @@
 """Any path, row or directory gives tasks or one error sentence."""
 
+import gzip
 import json
 
 import pytest
@@ -89,15 +90,17 @@ def test_any_directory_gives_a_task_or_one_sentence(folder, toml, dockerfile):
 def test_paths_without_tasks_are_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("x")
     (tmp_path / "empty.jsonl").write_text("\n\n")
+    (tmp_path / "other.jsonl.gz").write_bytes(gzip.compress(b'{"prompt": "x"}\n'))
     (tmp_path / "other.jsonl").write_text('{"prompt": "x"}\n')
     (tmp_path / "bad.jsonl").write_text('{"a": 1}\n[1]\n')
     (tmp_path / "folder").mkdir()
     for name, sentence in {
         "nowhere": "nowhere does not exist; give a folder of tasks or a file of rows",
-        "notes.txt": "is not a file of rows; their names end in .jsonl or .parquet",
+        "notes.txt": "is not a file of rows; their names end in .jsonl, .jsonl.gz, .jsonl.zst, .parquet",
         "empty.jsonl": "empty.jsonl holds no tasks",
         "folder": "folder holds no tasks",
         "other.jsonl": "other.jsonl, line 1 is neither a SWE-bench row nor a SWE-smith row; it has 'prompt'",
+        "other.jsonl.gz": "other.jsonl.gz, line 1 is neither a SWE-bench row nor a SWE-smith row",
         "bad.jsonl": "bad.jsonl, line 2 is not a JSON object but a list",
     }.items():
         with pytest.raises(UserError, match=sentence):
