@@ -4,6 +4,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+from composer_jax.data.chat.message_fields import check_fields, read_content
 from composer_jax.sampler.policy import Sample
 from composer_jax.serve.bodies import ResponsesBody
 from composer_jax.serve.chat_completions import call_rows, encode, event_text, new_id, new_stream, usage
@@ -11,7 +12,13 @@ from composer_jax.serve.errors import ApiError
 from composer_jax.serve.message_stream import ParsedMessage
 from composer_jax.serve.service import Choice, Client, Service
 
-TEXTS = ("input_text", "output_text", "text")
+ITEM_FIELDS = {
+    "message": ("role", "content", "phase", "end_turn"),
+    "function_call": ("call_id", "name", "arguments"),
+    "function_call_output": ("call_id", "output"),
+    "reasoning": ("content", "summary", "encrypted_content"),
+}
+"""Items of an input and their fields, beside type, id and status."""
 
 
 async def submit(service: Service, body: ResponsesBody, client: Client) -> list[Choice]:
@@ -175,29 +182,51 @@ def _messages(body: ResponsesBody) -> list[dict[str, Any]]:
         return [*rows, {"role": "user", "content": body.input}]
     for number, item in enumerate(body.input, 1):
         kind = item.get("type", "message")
-        if kind == "message":
-            rows.append({"role": item.get("role"), "content": _content(item.get("content"), number)})
-        elif kind == "function_call":
-            function = {"name": item.get("name"), "arguments": item.get("arguments")}
-            call = {"id": item.get("call_id"), "type": "function", "function": function}
-            if not rows or rows[-1]["role"] != "assistant":
-                rows.append({"role": "assistant", "content": ""})
-            rows[-1].setdefault("tool_calls", []).append(call)
-        elif kind == "function_call_output":
-            output = _content(item.get("output"), number)
-            rows.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
-        elif kind != "reasoning":  # earlier thoughts are not read again
+        if kind not in ITEM_FIELDS:
             raise ApiError(f"input item {number} has the type {kind!r}, which is not supported.", param="input")
+        try:
+            check_fields(item, ("type", "id", "status", *ITEM_FIELDS[kind]), frozenset(), f"a {kind}")
+            _add_item(kind, item, rows)
+        except ValueError as error:
+            raise ApiError(f"input item {number}: {error}.", param="input") from error
     return rows
 
 
-def _content(content: Any, number: int) -> str:
-    if isinstance(content, str):
-        return content
-    parts: list[Any] = content if isinstance(content, list) else [None]
-    if not all(isinstance(part, dict) and part.get("type") in TEXTS for part in parts):
-        raise ApiError(f"input item {number} has content that is not text.", param="input")
-    return "".join(str(part.get("text", "")) for part in parts)
+def _add_item(kind: str, item: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    """Adds an item to the messages; thoughts, content and calls in a row are of one message of the model."""
+    if kind == "message":
+        row = {"role": item.get("role"), "content": _content(item.get("content"))}
+        if row["role"] == "assistant" and rows and rows[-1].keys() == {"role", "reasoning_content"}:
+            rows[-1] |= row
+        else:
+            rows.append(row)
+    elif kind == "function_call":
+        function = {"name": item.get("name"), "arguments": item.get("arguments")}
+        call = {"id": item.get("call_id"), "type": "function", "function": function}
+        if not rows or rows[-1]["role"] != "assistant":
+            rows.append({"role": "assistant"})
+        rows[-1].setdefault("tool_calls", []).append(call)
+    elif kind == "function_call_output":
+        rows.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": _content(item.get("output"))})
+    elif thoughts := _thoughts(item):
+        rows.append({"role": "assistant", "reasoning_content": thoughts})
+
+
+def _thoughts(item: dict[str, Any]) -> str:
+    """The text of a reasoning item: its content as `_reasoning_items` writes it, else its summary."""
+    parts = item.get("content") or item.get("summary") or []
+    if not parts and item.get("encrypted_content"):
+        raise ValueError("encrypted reasoning cannot be read")
+    thoughts = ("reasoning_text", "summary_text")
+    known = isinstance(parts, list) and all(isinstance(part, dict) and part.get("type") in thoughts for part in parts)
+    return _content([{**part, "type": "text"} for part in parts] if known else parts)
+
+
+def _content(content: Any) -> str:
+    text = read_content({"content": content})
+    if text is None:
+        raise ValueError("it has no content")
+    return text
 
 
 def _tool_rows(body: ResponsesBody) -> list[dict[str, Any]]:
