@@ -142,7 +142,10 @@ def conversation_trace(conversation: TrainingConversation, chat: ChatFormat) -> 
         sampled = _sampled(turn, chat, exact, calls_before)
         calls_before += len(turn.message.calls)
         answers = [turn.answers[place] for place in sorted(turn.answers)]
-        after = [i for piece in chat.bridge(sampled, answers) for i in piece] if answers else chat.close(sampled)
+        pieces = chat.bridge(sampled, answers) if answers else [chat.close(sampled)]
+        for answer, piece in zip(answers, pieces, strict=False):
+            _check_written(answer, _letters(chat.answer_text(piece)))
+        after = [i for piece in pieces for i in piece]
         for user in turn.users:
             if not isinstance(user, str) and not exact:
                 raise ValueError("a message of the user has token ids of another tokenizer")
@@ -181,7 +184,7 @@ def _letters(text: str) -> str:
 
 def _add(message: Any, prompt: list[Message], turns: list[ModelTurn]) -> None:
     """Adds a message to the prompt or the turns. Raises ValueError for one that does not belong there."""
-    role = read_role(message)
+    role, trained = read_role(message), read_trained(message)
     if role == "tool":
         return _answer(message, turns)
     if turns and len(turns[-1].answers) < len(turns[-1].message.calls):
@@ -194,7 +197,7 @@ def _add(message: Any, prompt: list[Message], turns: list[ModelTurn]) -> None:
         if content is None and not said and not calls and ids is None:
             raise ValueError("it has neither content nor calls")
         parsed = AssistantMessage(said, tuple(call for _, call in calls), True)
-        turns.append(ModelTurn(parsed, read_trained(message), ids, [key for key, _ in calls]))
+        turns.append(ModelTurn(parsed, trained, ids, [key for key, _ in calls]))
     elif content is None:
         raise ValueError("it has no content")
     elif not turns:

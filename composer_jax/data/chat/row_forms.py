@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from composer_jax.data.chat.message_fields import parse_text
+from composer_jax.data.chat.message_fields import parse_text, read_trained
 
 SHAREGPT_ROLES = {
     "human": "user",
@@ -108,9 +108,18 @@ def _from_completion(prompt: Any, completion: Any) -> list[Any]:
         raise ValueError(
             f"the prompt is {kinds[0]} and the completion {kinds[1]}; give two texts, or two lists of messages"
         )
-    untrained = {"train": False, "weight": None}
-    is_models = lambda message: isinstance(message, dict) and message.get("role") == "assistant"  # noqa: E731
-    return [*({**message, **untrained} if is_models(message) else message for message in prompt), *completion]
+    return [*(_untrained(message, number) for number, message in enumerate(prompt, 1)), *completion]
+
+
+def _untrained(message: Any, number: int) -> Any:
+    """A message of a prompt, which is not trained if it is the model's."""
+    if not isinstance(message, dict) or message.get("role") != "assistant":
+        return message
+    try:
+        read_trained(message)
+    except ValueError as error:
+        raise ValueError(f"message {number}: {error}") from error
+    return {**message, "train": False, "weight": None}
 
 
 def _with_system(system: str, messages: list[Any]) -> list[Any]:
