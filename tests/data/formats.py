@@ -96,7 +96,7 @@ def calls(name: str) -> st.SearchStrategy[ToolCall]:
         lambda inner: st.lists(inner, max_size=2) | st.dictionaries(text, inner, max_size=2),
         max_leaves=4,
     )
-    names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_.-]{0,8}", fullmatch=True)
+    names = st.from_regex(r"[A-Za-z0-9_.-]{1,9}", fullmatch=True)
     return st.builds(ToolCall, names, st.dictionaries(text, value, max_size=2))
 
 

@@ -136,6 +136,10 @@ def conversation_trace(conversation: TrainingConversation, chat: ChatFormat) -> 
     written = _letters(chat.tokenizer.decode(ids))
     for message in conversation.prompt:
         _check_written(message.content, written)
+    declared = _MARKERS.sub(" ", " ".join(f"{tool.name} {tool.description}" for tool in conversation.tools))
+    unwritten = [word for word in re.findall(r"[A-Za-z0-9_]+", declared) if word not in written]
+    if unwritten and ids != chat.render(conversation.prompt):  # a format may declare no tools at all
+        raise ValueError(f"the chat template does not write {unwritten[0]!r} of the declared tools")
     trained = [False] * len(ids)
     calls_before = 0
     for turn in conversation.turns:

@@ -4,7 +4,7 @@ A field that is absent, null or empty says nothing: tables (Parquet) give every 
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from composer_jax.data.chat.messages import MalformedToolCall, ToolCall, check_call, compact_json, read_json
 from composer_jax.data.chat.thinking import join_thinking
@@ -37,10 +37,10 @@ DEEPEST = 100
 """Levels of nested values in arguments and declarations."""
 
 
-def read_role(message: Any) -> str:
+def read_role(message: Any) -> Literal["system", "user", "assistant", "tool"]:
     """Returns the role of a message, one of ROLES. Raises ValueError for another, and for a field that is not read."""
     given = message.get("role") if isinstance(message, dict) else None
-    role = OTHER_ROLES.get(given, given) if isinstance(given, str) else given
+    role: Any = OTHER_ROLES.get(given, given) if isinstance(given, str) else given
     if role not in ROLES:
         raise ValueError(f"{given!r} is not a role; use {', '.join(ROLES)}")
     check_fields(message, ("role", "weight", *READ_FIELDS[role]), HARMLESS_FIELDS, f"a message of the {role}")
@@ -57,7 +57,7 @@ def check_fields(value: Mapping[str, Any], read: tuple[str, ...], harmless: froz
 def read_content(message: Mapping[str, Any]) -> str | None:
     """Returns the text of a message, which may be in parts; None without any."""
     content = message.get("content")
-    if content is None:
+    if content in (None, []):
         return None
     parts: list[Any] = content if isinstance(content, list) else [{"type": "text", "text": content}]
     texts = []

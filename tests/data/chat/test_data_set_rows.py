@@ -208,6 +208,7 @@ THINKS = {"reasoning_content": "a"}
         ([USER | {"tool_call_id": "1"}, SAY], "the field 'tool_call_id' of a message of the user is not read"),
         ([USER, {"role": "assistant", "content": None}], "message 2: it has neither content nor calls"),
         ([{"role": "user"}, SAY], "message 1: it has no content"),
+        ([USER | {"content": []}, SAY], "message 1: it has no content"),
         ([USER | {"token_ids": [1]}, SAY], "message 1: token_ids are read after the first message of the model"),
         ([USER, SAY | {"content": [{"type": "text", "content": "x"}]}], "its content is not text"),
         ([USER, SAY | {"content": [{"type": "thinking", "thinking": "x"}]}], "its content is not text.*'thinking'"),
@@ -269,6 +270,17 @@ def test_forms_that_cannot_be_read_are_named(row, reason):
         return
     with pytest.raises(ValueError, match=reason):
         read_conversation(row)
+
+
+def test_a_template_that_leaves_out_tools_or_answers_is_refused():
+    tool = DECLARED | {"description": "Reads. </think> Quickly."}
+    row = {"messages": [USER, called("{}", "read"), ANSWER | {"content": "One. </think> Two."}, SAY], "tools": [tool]}
+    assert "One. </think> Two." in text(row, "chatml") and "Reads. </think> Quickly." in text(row, "chatml")
+    assert "Reads" not in text(row, "compact"), "it declares no tools"
+    with pytest.raises(ValueError, match="the chat template does not write '.*' of the declared tools"):
+        whole(row, "opens")
+    with pytest.raises(ValueError, match="the chat template does not write the whole of 'One. </think> Two.'"):
+        whole(row | {"tools": [DECLARED]}, "opens")
 
 
 def test_a_template_that_leaves_out_what_was_said_is_refused():
