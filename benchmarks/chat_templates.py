@@ -25,8 +25,9 @@ from typing import Any
 
 from composer_jax.data.chat.chat_format import ChatFormat, Message, declarations
 from composer_jax.data.chat.load_chat_format import load_chat_format
-from composer_jax.data.chat.messages import AssistantMessage, ToolCall, split_thinking
+from composer_jax.data.chat.messages import AssistantMessage, ToolCall
 from composer_jax.data.chat.text_tools import TextToolsFormat
+from composer_jax.data.chat.thinking import split_thinking
 from composer_jax.errors import UserError
 from tests.data.formats import Declaration
 from tests.data.model_folders import tokenizer_json

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 
 from composer_jax.data.chat.chat_format import ChatFormat
 from composer_jax.data.chat.control_text import ControlText
-from composer_jax.data.chat.messages import AssistantMessage, MalformedToolCall, ToolCall, split_thinking
+from composer_jax.data.chat.messages import AssistantMessage, MalformedToolCall, ToolCall
+from composer_jax.data.chat.thinking import split_thinking
 from composer_jax.data.model_tokenizer import ModelTokenizer
 from composer_jax.observe.progress import Progress
 from tests.data.formats import Declaration, format_of

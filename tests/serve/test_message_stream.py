@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from composer_jax.data.chat.control_text import ControlText
 from composer_jax.data.chat.messages import AssistantMessage, MalformedToolCall, ToolCall
-from composer_jax.data.model_tokenizer import ModelTokenizer
 from composer_jax.data.chat.thinking import split_thinking
+from composer_jax.data.model_tokenizer import ModelTokenizer
 from composer_jax.serve.message_stream import MessageStream, TextStream, text_before
 from tests.data.formats import NAMES, calls, contents, format_of
 

@@ -90,17 +90,3 @@ def _refuse_number(digits: str) -> float:
 def join_content(before: str, after: str) -> str:
     """Joins the text before and after the calls of a message; white space after them is dropped."""
     return "\n".join(part for part in (before, after.strip()) if part)
-
-
-def split_thinking(content: str) -> tuple[str, str]:
-    """Splits the content of a message into what is thought, "" if nothing is, and what is said."""
-    begun = content.lstrip()
-    if not begun.startswith(THINKING[0]) or THINKING[1] not in begun:
-        return "", content
-    thought, _, said = begun.removeprefix(THINKING[0]).partition(THINKING[1])
-    return thought.removeprefix("\n").removesuffix("\n"), said.removeprefix("\n").removeprefix("\n")
-
-
-def join_thinking(thought: str, said: str) -> str:
-    """Returns the content of a message that thinks first."""
-    return f"{THINKING[0]}\n{thought}\n{THINKING[1]}\n\n{said}" if thought else said

@@ -38,9 +38,9 @@ from composer_jax.data.chat.messages import (
     ToolCall,
     check_call,
     join_content,
-    split_thinking,
 )
 from composer_jax.data.chat.sampled_text import SampledText, scan_calls
+from composer_jax.data.chat.thinking import split_thinking
 from composer_jax.data.model_tokenizer import ModelTokenizer
 from composer_jax.errors import UserError
 

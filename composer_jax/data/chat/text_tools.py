@@ -19,8 +19,9 @@ from typing import Any
 from composer_jax.data.chat.call_forms import ANSWER, CALL, JSON
 from composer_jax.data.chat.chat_format import Conversation, ToolSpec, check_answers, rendered_calls
 from composer_jax.data.chat.jinja_template import JinjaTemplate
-from composer_jax.data.chat.messages import AssistantMessage, check_call, split_thinking
+from composer_jax.data.chat.messages import AssistantMessage, check_call
 from composer_jax.data.chat.template_format import Dicts, TemplateFormat
+from composer_jax.data.chat.thinking import split_thinking
 from composer_jax.data.chat.tool_prompt import (
     SIGNATURES,
     TOOL_PROMPT,

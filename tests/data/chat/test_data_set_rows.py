@@ -286,5 +286,5 @@ def test_a_template_that_leaves_out_tools_or_answers_is_refused():
 def test_a_template_that_leaves_out_what_was_said_is_refused():
     row = {"messages": [USER, SAY | {"content": "One. <think>Two.</think> Three."}]}
     assert trained(row, "chatml") == ["One. <think>Two.</think> Three."]
-    with pytest.raises(ValueError, match="the chat template does not write .*One. "):
+    with pytest.raises(ValueError, match="the chat template of .* changes the content 'One. "):
         whole(row, "thinks")
