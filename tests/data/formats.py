@@ -10,7 +10,6 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from composer_jax.data.chat import kimi
 from composer_jax.data.chat.chat_format import ChatFormat, Message
 from composer_jax.data.chat.compact import CompactFormat
 from composer_jax.data.chat.load_chat_format import load_chat_format
@@ -25,6 +24,9 @@ from tests.data.model_folders import (
     KEYS,
     KEYS_TOKENS,
     KIMI,
+    KIMI_OPENS,
+    KIMI_THINKING,
+    KIMI_THINKING_TOKENS,
     KIMI_TOKENS,
     OPENS,
     QWEN,
@@ -41,6 +43,8 @@ NAMES = ("compact", "qwen", "kimi", "chatml", "headers")
 TEMPLATES = {
     "qwen": (QWEN_TOKENS, QWEN),
     "kimi": (KIMI_TOKENS, KIMI),
+    "kimi_thinking": (KIMI_THINKING_TOKENS, KIMI_THINKING),
+    "kimi_opens": (KIMI_THINKING_TOKENS, KIMI_OPENS),
     "chatml": (CHATML_TOKENS, CHATML),
     "headers": (HEADER_TOKENS, HEADERS.replace(" | trim", "")),
     "thinks": (THINKING_TOKENS, THINKS),
@@ -51,7 +55,6 @@ TEMPLATES = {
 }
 """Name -> control tokens and template. Those that rewrite what they are given are not in NAMES."""
 CONTROL = {"compact": SPECIAL} | {name: tuple(tokens) for name, (tokens, _) in TEMPLATES.items()}
-CONTROL["kimi"] = kimi.CONTROL
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from composer_jax.data.chat import call_forms, kimi
+from composer_jax.data.chat.messages import THINKING
 
 QWEN_TOKENS = {"<|endoftext|>": True, "<|im_start|>": True, "<|im_end|>": True} | dict.fromkeys(
     # As in the published tokenizers, the marks of calls and answers are tokens, but not special ones.
@@ -17,7 +18,8 @@ QWEN_TOKENS = {"<|endoftext|>": True, "<|im_start|>": True, "<|im_end|>": True} 
 CHATML_TOKENS = dict.fromkeys(("<|endoftext|>", "<|im_start|>", "<|im_end|>"), True)
 THINKING_TOKENS = QWEN_TOKENS | {"<think>": False, "</think>": False}
 HEADER_TOKENS = dict.fromkeys(("<|begin|>", "<|end|>", "<|head|>", "<|/head|>", "<|eot|>", "<|eom|>", "<|call|>"), True)
-KIMI_TOKENS = dict.fromkeys(("[BOS]", "[EOS]", *kimi.CONTROL), True)
+KIMI_TOKENS = dict.fromkeys(("[BOS]", "[EOS]", *kimi.HEADING, "<|im_end|>", *kimi.SECTION, *kimi.CALL), True)
+KIMI_THINKING_TOKENS = KIMI_TOKENS | dict.fromkeys(THINKING, False)
 
 # Tools in the first message; the answers of one turn in one message of the user.
 QWEN = """
@@ -54,7 +56,6 @@ KIMI = """
 {%- if tools %}
 {{- '<|im_system|>tool_declare<|im_middle|>' + tools | tojson(separators=(',', ':')) + '<|im_end|>' }}
 {%- endif %}
-{%- set numbered = namespace(next=0) %}
 {%- for message in messages %}
 {%- set opener = message.role if message.role in ('user', 'assistant') else 'system' %}
 {{- '<|im_' + opener + '|>' + message.role + '<|im_middle|>' }}
@@ -62,15 +63,47 @@ KIMI = """
 {{- message.content }}
 {%- for call in message.tool_calls %}
 {%- if loop.first %}{{- '<|tool_calls_section_begin|>' }}{%- endif %}
-{{- '<|tool_call_begin|>functions.' + call.function.name + ':' + numbered.next | string }}
-{%- set numbered.next = numbered.next + 1 %}
-{{- '<|tool_call_argument_begin|>' + call.function.arguments | tojson + '<|tool_call_end|>' }}
+{{- '<|tool_call_begin|>' + call.id + '<|tool_call_argument_begin|>' }}
+{{- call.function.arguments | tojson + '<|tool_call_end|>' }}
 {%- if loop.last %}{{- '<|tool_calls_section_end|>' }}{%- endif %}
 {%- endfor %}
 {{- '<|im_end|>' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_assistant|>assistant<|im_middle|>' }}{%- endif %}
 """
+
+# Thinking stays in messages with calls after the last message without any; messages of tools have the tool's name.
+KIMI_THINKING = (
+    KIMI.replace(
+        "{%- for message in messages %}",
+        """{%- set said = namespace(last=-1) %}
+{%- for message in messages %}
+{%- if message.role == 'assistant' and not message.tool_calls %}{%- set said.last = loop.index0 %}{%- endif %}
+{%- endfor %}
+{%- if messages[0].role != 'system' %}
+{{- '<|im_system|>system<|im_middle|>You answer.<|im_end|>' }}
+{%- endif %}
+{%- for message in messages %}""",
+        1,
+    )
+    .replace("'|>' + message.role +", "'|>' + (message.name or message.role) +")
+    .replace(
+        "{{- message.content }}",
+        """{%- if message.role == 'assistant' %}
+{{- '<think>' + (message.reasoning_content or '' if loop.index0 > said.last else '') + '</think>' }}
+{%- endif %}
+{{- message.content }}""",
+    )
+)
+
+# The generation prompt begins the thinking; the tools come as text.
+KIMI_OPENS = (
+    KIMI_THINKING.replace("{%- if tools %}", "{%- set tools = tools_ts_str or tools %}\n{%- if tools %}")
+    .replace(
+        "tools | tojson(separators=(',', ':'))", "(tools if tools is string else tools | tojson(separators=(',', ':')))"
+    )
+    .replace("assistant<|im_middle|>' }}{%- endif %}", "assistant<|im_middle|><think>' }}{%- endif %}")
+)
 
 # No tools; a system message that the template adds by itself.
 CHATML = """

@@ -1,12 +1,25 @@
 """Our rendering of chat templates against that of the transformers library, in text and in token ids."""
 
+import json
+
 import pytest
 
 from composer_jax.data.chat.chat_format import Message, declarations
 from composer_jax.data.chat.load_chat_format import load_chat_format
 from composer_jax.data.chat.messages import AssistantMessage, ToolCall
+from composer_jax.data.chat.typescript_tools import VARIABLE, typescript_declarations
 from tests.data.formats import TEMPLATES, Declaration
-from tests.data.model_folders import KIMI, KIMI_TOKENS, QWEN, QWEN_TOKENS, tokenizer_json, write_folder
+from tests.data.model_folders import (
+    KIMI,
+    KIMI_OPENS,
+    KIMI_THINKING,
+    KIMI_THINKING_TOKENS,
+    KIMI_TOKENS,
+    QWEN,
+    QWEN_TOKENS,
+    tokenizer_json,
+    write_folder,
+)
 
 pytestmark = pytest.mark.parity
 
@@ -32,10 +45,11 @@ EXTRAS = QWEN.replace(
 
 def as_dicts(messages):
     """As transformers wants them; ids as the style makes them."""
-    ids, count, dicts = [], 0, []
+    ids, names, count, dicts = [], [], 0, []
     for message in messages:
         if isinstance(message, AssistantMessage):
             ids = [f"functions.{call.name}:{number}" for number, call in enumerate(message.calls, count)]
+            names = [call.name for call in message.calls]
             count += len(ids)
             functions = [{"name": call.name, "arguments": call.arguments} for call in message.calls]
             asked = [{"id": key, "type": "function", "function": f} for key, f in zip(ids, functions, strict=True)]
@@ -43,7 +57,7 @@ def as_dicts(messages):
             if asked:
                 dicts[-1]["tool_calls"] = asked
         else:
-            answered = {"tool_call_id": ids.pop(0)} if message.role == "tool" else {}
+            answered = {"name": names.pop(0), "tool_call_id": ids.pop(0)} if message.role == "tool" else {}
             dicts.append({"role": message.role, "content": message.content, **answered})
     return dicts
 
@@ -51,8 +65,14 @@ def as_dicts(messages):
 @pytest.mark.parametrize("declared", [TOOLS, []], ids=["tools", "no_tools"])
 @pytest.mark.parametrize(
     ("tokens", "template"),
-    [(QWEN_TOKENS, QWEN), (QWEN_TOKENS | {"[BOS]": True}, EXTRAS), (KIMI_TOKENS, KIMI)],
-    ids=["qwen", "extras", "kimi"],
+    [
+        (QWEN_TOKENS, QWEN),
+        (QWEN_TOKENS | {"[BOS]": True}, EXTRAS),
+        (KIMI_TOKENS, KIMI),
+        (KIMI_THINKING_TOKENS, KIMI_THINKING),
+        (KIMI_THINKING_TOKENS, KIMI_OPENS),
+    ],
+    ids=["qwen", "extras", "kimi", "kimi_thinking", "kimi_opens"],
 )
 def test_ids_are_those_of_transformers(tmp_path, tokens, template, declared):
     from transformers import PreTrainedTokenizerFast
@@ -62,12 +82,14 @@ def test_ids_are_those_of_transformers(tmp_path, tokens, template, declared):
     theirs = PreTrainedTokenizerFast(
         tokenizer_file=str(folder / "tokenizer.json"), chat_template=template, bos_token="[BOS]", eos_token="<|im_end|>"
     )
+    tools = declarations(declared) or None
+    extra = {}
+    if "<|im_middle|>" in tokens:  # the tokenizer of Kimi, which is code, sorts the keys and writes the TypeScript
+        tools = json.loads(json.dumps(tools, sort_keys=True))
+        extra = {VARIABLE: typescript_declarations(tools)} if tools else {}
     for length in (2, 5, 7):
         want = theirs.apply_chat_template(
-            as_dicts(MESSAGES[:length]),
-            tools=declarations(declared) or None,
-            add_generation_prompt=True,
-            return_dict=False,
+            as_dicts(MESSAGES[:length]), tools=tools, add_generation_prompt=True, return_dict=False, **extra
         )
         assert chat.render(MESSAGES[:length], declared) + chat.generation_prompt == want
 

@@ -58,6 +58,14 @@ class CallForm(ABC):
         A marker before that place stands in an argument and ends nothing.
         """
 
+    def call_id(self, name: str, number: int) -> str:
+        """Returns the id of a call, which some templates write. `number` counts the calls of the conversation."""
+        return f"call{number:05d}"
+
+    def written_id(self, body: SampledText) -> str | None:
+        """Returns the id that the model wrote, which the answer must repeat; None in forms without ids."""
+        return None
+
     @abstractmethod
     def read(self, body: SampledText, schemas: Schemas) -> ToolCall | MalformedToolCall:
         """Parses what stands between the markers."""
@@ -176,7 +184,7 @@ class KeyValueCalls(CallForm):
 
 JSON = JsonCalls()
 FORMS: tuple[CallForm, ...] = (JSON, XmlCalls(), KeyValueCalls())
-"""All forms. The words of a template say which one is its own."""
+"""Forms that templates of several families write (Kimi's is in kimi.py). A template's words say which is its own."""
 
 
 def read_call(span: CallSpan, form: CallForm, schemas: Schemas) -> ToolCall | MalformedToolCall:

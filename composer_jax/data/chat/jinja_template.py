@@ -15,6 +15,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from composer_jax.data.chat.typescript_tools import VARIABLE, typescript_declarations
 from composer_jax.errors import UserError
 
 
@@ -50,9 +51,12 @@ class JinjaTemplate:
         Raises UserError when the template refuses the conversation.
         """
         has_tools = tools or any(message["role"] == "tool" or message.get("tool_calls") for message in messages)
+        variables = dict(self._variables)
+        if tools and VARIABLE in self.source and (written := typescript_declarations(tools)):
+            variables[VARIABLE] = written
         try:
             return (self._tool_template if has_tools else self._template).render(
-                messages=messages, tools=tools or None, add_generation_prompt=opened, **self._variables
+                messages=messages, tools=tools or None, add_generation_prompt=opened, **variables
             )
         except Exception as error:  # a template may raise anything
             roles = ", ".join(message["role"] for message in messages)

@@ -5,11 +5,11 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from composer_jax.data.chat import kimi
+from composer_jax.data.chat.call_forms import FORMS
 from composer_jax.data.chat.chat_format import ChatFormat
 from composer_jax.data.chat.compact import CompactFormat
 from composer_jax.data.chat.jinja_template import JinjaTemplate
-from composer_jax.data.chat.kimi import KimiFormat
+from composer_jax.data.chat.kimi import KIMI, KimiFormat
 from composer_jax.data.chat.template_tools import TemplateToolsFormat, call_form
 from composer_jax.data.chat.text_tools import TextToolsFormat
 from composer_jax.data.chat.tool_prompt import TOOL_PROMPT
@@ -52,8 +52,8 @@ def load_tokenizer(source: TextFiles | Path | str) -> Tokenizer | ModelTokenizer
 def load_chat_format(source: TextFiles | Path | str, *, tool_prompt: str = TOOL_PROMPT) -> ChatFormat:
     """Returns the chat format of a model; its `tokenizer` is that of `load_tokenizer`.
 
-    CompactFormat if the tokenizer has its control tokens, KimiFormat likewise, TemplateToolsFormat if the template
-    writes calls in one of the forms of call_forms.py, else TextToolsFormat.
+    CompactFormat if the tokenizer has its control tokens, TemplateToolsFormat if the template writes calls in one of
+    the forms of call_forms.py, KimiFormat if it writes them in that of kimi.py, else TextToolsFormat.
 
     Args:
       source: as in `load_tokenizer`.
@@ -65,16 +65,19 @@ def load_chat_format(source: TextFiles | Path | str, *, tool_prompt: str = TOOL_
     tok = load_tokenizer(files)
     if isinstance(tok, Tokenizer):
         return CompactFormat(tok)
-    if set(kimi.CONTROL) <= tok.control.keys():
-        return KimiFormat(tok)
     config = read_json_object(files, CONFIG)
     source_text, tool_source = _templates(files, config)
     if not source_text:
         raise UserError(f"{files.name} has no chat template; use a model that has one, such as an instruct model")
     variables = {name: token_text(config[name]) for name in _VARIABLES if config.get(name)}
     template = JinjaTemplate(source_text, variables, files.name, tool_source=tool_source)
-    form = call_form(tok, template)
-    return TextToolsFormat(tok, template, tool_prompt) if form is None else TemplateToolsFormat(tok, template, *form)
+    found = call_form(tok, template, (*FORMS, KIMI))
+    if found is None:
+        return TextToolsFormat(tok, template, tool_prompt)
+    form, separator = found
+    if form is KIMI:
+        return KimiFormat(tok, template, separator)
+    return TemplateToolsFormat(tok, template, form, separator)
 
 
 def _templates(files: TextFiles, config: dict[str, Any]) -> tuple[str, str]:

@@ -39,7 +39,7 @@ from composer_jax.data.chat.messages import (
     check_call,
     join_content,
 )
-from composer_jax.data.chat.sampled_text import SampledText, scan_calls
+from composer_jax.data.chat.sampled_text import SampledText, ScannedMessage, scan_calls
 from composer_jax.data.chat.thinking import split_thinking
 from composer_jax.data.model_tokenizer import ModelTokenizer
 from composer_jax.errors import UserError
@@ -81,14 +81,25 @@ class TemplateFormat(ChatFormat):
         written = newest[len(self._prompt) :].partition(_WORD)[0].replace(_NO_MARK, "")
         # What the model is to write before every content, apart from thinking.
         self._written = written if newest.startswith(self._prompt) and THINKING[0] not in written else ""
-        thinks = f"{THINKING[0]}\n{_THOUGHT}\n{THINKING[1]}\n\n{_SAID}"
-        thoughtful = self._added([Message("user", _ANCHOR)], [_say(thinks)]).replace(_NO_MARK, "")
-        frame = _FRAME.search(thoughtful)
-        self._frame = frame.groups() if frame else _CANONICAL
+        self._find_thinking()
         self._find_ends()
         self.end_tokens = tuple(dict.fromkeys((self.end, self._end_of_calls, *end_tokens(self.end, tok))))
         self._check()
         self._prove()
+
+    def _find_thinking(self) -> None:
+        """Finds the white space around the thinking of a message."""
+        thinks = f"{THINKING[0]}\n{_THOUGHT}\n{THINKING[1]}\n\n{_SAID}"
+
+        def frame(*calls: ToolCall) -> re.Match[str] | None:
+            thoughtful = self._added([Message("user", _ANCHOR)], [_say(thinks, *calls)])
+            return _FRAME.search(thoughtful.replace(_NO_MARK, ""))
+
+        kept = frame()
+        # Some templates drop the thinking of a message at once unless it calls a tool (Kimi K2-Thinking).
+        kept_with_calls = kept or frame(ToolCall(_WORD, {}))
+        self._drops_thinking = kept is None and kept_with_calls is not None
+        self._frame = kept_with_calls.groups() if kept_with_calls else _CANONICAL
 
     def _find_ends(self) -> None:
         """Finds the ids that end messages of the model, and those between such an id and the next message."""
@@ -169,32 +180,37 @@ class TemplateFormat(ChatFormat):
             check_call(call)
         mark = self._mark([message])
         text = self._added([history], [message], mark=mark, calls_before=calls_before)
-        if text.startswith(self._prompt):
+        drops = self._drops_thinking and bool(split_thinking(content)[0])
+        if text.startswith(self._prompt) and not drops:
             written = text[len(self._prompt) :]
         else:
-            # The generation prompt goes beyond what the template writes before a message of a history, so the content
-            # continues it instead of being what the template makes of it.
+            # The generation prompt goes beyond what the template writes before a message of a history, or the template
+            # drops the thinking, so the content continues the prompt instead of being what the template makes of it.
             anchored = AssistantMessage(_ANCHOR, message.calls, True)
             after = self._rest([history, anchored], mark=mark, calls_before=calls_before, anchors=2)
-            written = self.control.guard_said(self._continued(content), mark) + after
+            written = self._continued(content, mark) + after
         ids, _ = self._split(self.control.ids(written, mark))
         if not self._has_end:
             ids.append(self._end_of_calls if calls else self.end)
         self._check_read_back(ids, content, calls)
         return ids
 
-    def _continued(self, content: str) -> str:
+    def _continued(self, content: str, mark: str) -> str:
         """The content of a message after the generation prompt. Raises ValueError if the thinking cannot follow it."""
         thought, said = split_thinking(content)
-        if not self._opening:
-            if thought and THINKING[1] in self._prompt:
+        if not self._opening and THINKING[1] in self._prompt:
+            if thought:
                 raise ValueError(
                     f"the message thinks, and the generation prompt of {self.template.name} ends the thinking; leave "
                     f"the thinking out, or use the template that thinks"
                 )
-            return content
-        _, before, after = self._frame
-        return f"{thought}{before}{THINKING[1]}{after}{said}"
+            return self.control.guard_said(said, mark)
+        if not self._opening and not self._drops_thinking:
+            return self.control.guard_said(content, mark)
+        inside, before, after = self._frame
+        begun = "" if self._opening else f"{THINKING[0]}{inside}"
+        guard = self.control.guard if thought else self.control.guard_said
+        return f"{begun}{guard(thought, mark)}{before}{THINKING[1]}{after}{guard(said, mark)}"
 
     def _check_read_back(self, ids: Sequence[int], content: str, calls: Sequence[ToolCall]) -> None:
         """Raises ValueError unless `parse` finds the calls, and the content apart from white space."""
@@ -210,12 +226,16 @@ class TemplateFormat(ChatFormat):
 
     def _parse(self, ids: Iterable[int], schemas: Schemas) -> AssistantMessage:
         ids = list(ids)
-        end = next((at for at, i in enumerate(ids) if i in self.end_tokens), None)
-        text = SampledText.of(self.tokenizer, ids[:end])
-        message = scan_calls(text, self.form, self._after_thinking(text))
+        message = self._scan(ids)
         calls = tuple(read_call(span, self.form, schemas) for span in message.calls)
         content = self._content(message.before, self.separator if calls else "")
-        return AssistantMessage(join_content(content, message.after), calls, end is not None)
+        complete = not set(self.end_tokens).isdisjoint(ids)
+        return AssistantMessage(join_content(content, message.after), calls, complete)
+
+    def _scan(self, ids: Sequence[int]) -> ScannedMessage:
+        end = next((at for at, i in enumerate(ids) if i in self.end_tokens), None)
+        text = SampledText.of(self.tokenizer, ids[:end])
+        return scan_calls(text, self.form, self._after_thinking(text))
 
     def _after_thinking(self, text: SampledText) -> int:
         """Where calls may begin: after what the model thought, which may speak of calls."""
@@ -261,10 +281,9 @@ class TemplateFormat(ChatFormat):
         return [*super().close(sampled), *self._tail] if self._has_end else []
 
     def bridge(self, sampled: Sequence[int], answers: Sequence[str]) -> list[list[int]]:
-        calls = self.parse(sampled).calls
-        check_answers(len(calls), len(answers))
-        names = [call.name if isinstance(call, ToolCall) else "invalid" for call in calls]
-        turns = [self._answered(names[:count], answers[:count]) for count in range(1, len(answers) + 1)]
+        asked = self._asked(sampled)
+        check_answers(len(asked), len(answers))
+        turns = [self._answered(asked[:count], answers[:count]) for count in range(1, len(answers) + 1)]
         pieces, at = [], 0
         for turn in turns:
             # A template may put all answers of a turn into one message: an answer ends where the next one differs.
@@ -285,9 +304,9 @@ class TemplateFormat(ChatFormat):
 
     def answer_text(self, ids: Sequence[int]) -> str:
         text = self.tokenizer.decode(ids).removeprefix(self.tokenizer.names[self._end_of_calls])
-        for head, foot in self._answer_frames:
-            if len(text) >= len(head) + len(foot) and text.startswith(head) and text.endswith(foot):
-                return text[len(head) : len(text) - len(foot)]
+        for frame in self._answer_frames:
+            if match := frame.fullmatch(text):
+                return match["answer"]
         return self.text(ids)
 
     def _mark(self, messages: Conversation, tools: Iterable[ToolSpec] = ()) -> str:
@@ -380,9 +399,14 @@ class TemplateFormat(ChatFormat):
                     f"read as {read} instead of {message}"
                 )
 
-    def _answered(self, names: Sequence[str], answers: Sequence[str]) -> list[int]:
-        """The ids of answers to calls of tools of these names."""
-        calls = AssistantMessage(_ANCHOR, tuple(ToolCall(name, {}) for name in names), True)
+    def _asked(self, sampled: Sequence[int]) -> list[ToolCall]:
+        """The calls of a sampled message as far as answers depend on them."""
+        calls = self.parse(sampled).calls
+        return [ToolCall(call.name if isinstance(call, ToolCall) else "invalid", {}) for call in calls]
+
+    def _answered(self, asked: Sequence[ToolCall], answers: Sequence[str]) -> list[int]:
+        """The ids of answers to calls."""
+        calls = AssistantMessage(_ANCHOR, tuple(asked), True)
         new = [Message("tool", answer) for answer in answers]
         mark = self._mark([calls, *new])
         return self.control.ids(self._added([Message("user", _WORD), calls], new, mark=mark), mark)
@@ -413,14 +437,16 @@ class TemplateFormat(ChatFormat):
         return frames[0]
 
     @cached_property
-    def _answer_frames(self) -> list[tuple[str, str]]:
-        """The text around an answer: of a single answer, and of each of several."""
+    def _answer_frames(self) -> list[re.Pattern[str]]:
+        """Match a single answer, and each of several. A frame may hold the name and the id of the call."""
         frames = []
         for count in (1, 3):
             sampled = self.render_assistant("", [ToolCall(_WORD, {})] * count)
-            for piece in self.bridge(sampled, [_WORD] * count):
-                head, _, foot = self.tokenizer.decode(piece).partition(_WORD)
-                frames.append((head, foot))
+            for number, piece in enumerate(self.bridge(sampled, [_SAID] * count)):
+                head, _, foot = self.tokenizer.decode(piece).partition(_SAID)
+                parts = re.split(f"{re.escape(self.form.call_id(_WORD, number))}|{_WORD}", head)
+                before = "[^\n]*?".join(map(re.escape, parts))
+                frames.append(re.compile(f"{before}(?P<answer>.*){re.escape(foot)}", re.DOTALL))
         return frames
 
     def _check(self) -> None:
@@ -428,18 +454,18 @@ class TemplateFormat(ChatFormat):
         calls = (ToolCall(_WORD, {_WORD: _WORD}), ToolCall(_WORD, {}))
         answers = [Message("tool", _WORD), Message("tool", _WORD)]
 
-        def frames(history: Conversation, last: Message) -> list[str]:
+        def frames(history: Conversation, last: Message, calls_before: int) -> list[str]:
             said = AssistantMessage(_ANCHOR, calls, True)
             return [
                 self._added([*history, Message(last.role, _ANCHOR)], (), opened=True),
                 self._added([*history, Message(last.role, _ANCHOR)], [_say(_WORD)]),
-                self._rest([*history, last, said]),
-                self._added([*history, last, said], answers),
+                self._rest([*history, last, said], calls_before=calls_before),
+                self._added([*history, last, said], answers, calls_before=calls_before),
             ]
 
         ask = Message("user", _WORD)
-        early = frames([], ask)
-        late = frames([ask, AssistantMessage(_WORD, calls, True), answers[0]], answers[1])
+        early = frames([], ask, len(calls))  # the same calls have the same ids
+        late = frames([ask, AssistantMessage(_WORD, calls, True), answers[0]], answers[1], 0)
         if early != late:
             raise UserError(
                 f"the chat template of {self.template.name} writes a message differently depending on those before "
