@@ -49,6 +49,7 @@ _ANCHOR = "composeranchor"  # marks the end of a history
 _NO_MARK = "\0"  # for texts without guarded values
 _THOUGHT, _SAID = "composerthought", "composersaid"
 _FRAME = re.compile(rf"{THINKING[0]}(\s*){_THOUGHT}(\s*){THINKING[1]}(\s*){_SAID}")
+_BLANK = re.compile(rf"{THINKING[0]}(\s*){THINKING[1]}(\s*){_WORD}")
 _CANONICAL = ("\n", "\n", "\n\n")  # white space around the thinking of AssistantMessage.content
 
 Dicts = list[dict[str, Any]]
@@ -81,25 +82,24 @@ class TemplateFormat(ChatFormat):
         written = newest[len(self._prompt) :].partition(_WORD)[0].replace(_NO_MARK, "")
         # What the model is to write before every content, apart from thinking.
         self._written = written if newest.startswith(self._prompt) and THINKING[0] not in written else ""
-        self._find_thinking()
+        self._find_thinking(newest)
         self._find_ends()
         self.end_tokens = tuple(dict.fromkeys((self.end, self._end_of_calls, *end_tokens(self.end, tok))))
         self._check()
         self._prove()
 
-    def _find_thinking(self) -> None:
-        """Finds the white space around the thinking of a message."""
+    def _find_thinking(self, newest: str) -> None:
+        """Finds the white space around the thinking of a message. newest: a message that says _WORD."""
         thinks = f"{THINKING[0]}\n{_THOUGHT}\n{THINKING[1]}\n\n{_SAID}"
-
-        def frame(*calls: ToolCall) -> re.Match[str] | None:
-            thoughtful = self._added([Message("user", _ANCHOR)], [_say(thinks, *calls)])
-            return _FRAME.search(thoughtful.replace(_NO_MARK, ""))
-
-        kept = frame()
-        # Some templates drop the thinking of a message at once unless it calls a tool (Kimi K2-Thinking).
-        kept_with_calls = kept or frame(ToolCall(_WORD, {}))
-        self._drops_thinking = kept is None and kept_with_calls is not None
-        self._frame = kept_with_calls.groups() if kept_with_calls else _CANONICAL
+        thoughtful = self._added([Message("user", _ANCHOR)], [_say(thinks)])
+        kept = _FRAME.search(thoughtful.replace(_NO_MARK, ""))
+        blank = None if kept else _BLANK.search(newest.replace(_NO_MARK, ""))
+        # Whether the place of the thinking is empty at once (Kimi K2-Thinking, in messages without calls).
+        self._drops_thinking = blank is not None
+        self._frame = kept.groups() if kept else _CANONICAL
+        if blank:
+            inside, after = blank.groups()
+            self._frame = (inside[: len(inside) // 2], inside[len(inside) // 2 :], after)
 
     def _find_ends(self) -> None:
         """Finds the ids that end messages of the model, and those between such an id and the next message."""
