@@ -130,7 +130,7 @@ class TemplateFormat(ChatFormat):
         content may cut it at others that are mentioned.
         """
         thought, said = split_thinking(message.content)
-        if thought and "reasoning_content" in self.template.source:
+        if said != message.content and "reasoning_content" in self.template.source:
             guarded = {
                 "content": self.control.guard(said, mark),
                 "reasoning_content": self.control.guard(thought, mark),

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from composer_jax.data.chat.chat_format import Message, declarations
 from composer_jax.data.chat.control_text import ControlText
+from composer_jax.data.chat.conversations import conversation_trace, read_conversation
 from composer_jax.data.chat.load_chat_format import load_chat_format
 from composer_jax.data.chat.messages import (
     AssistantMessage,
@@ -129,6 +130,8 @@ def test_thinking_is_between_control_tokens_in_messages_of_the_model_only(name):
     assert chat.parse(ids).content == f"{THOUGHT}x"
     assert chat.thinking_length(ids) == ids.index(end) + 1 and chat.thinking_length(ids[:1]) == 1
     assert decode(chat, chat.without_thinking(ids)) == "x<|im_end|>"
+    silent = chat.render_assistant("<think></think>x", [READ])
+    assert silent == chat.render_assistant("x", [READ]) and silent.count(end) == 1, "closed once"
     others = [Message("system", text), Message("user", text)]
     assert not {think, end} & set(chat.render(others, [Declaration("read", text, {"title": text})]))
     [answer] = chat.bridge(chat.render_assistant("", [READ]), [text])
@@ -233,6 +236,16 @@ def test_parse_is_total_on_thousands_of_messages(name):
         check_parse(name, ids)
 
     check()
+
+
+@every_thinking_kimi
+def test_training_keeps_the_thinking_that_the_template_drops(name):
+    chat = format_of(name)
+    said = {"role": "assistant", "content": f"{THOUGHT}x is 1."}
+    ids, mask = conversation_trace(
+        read_conversation({"messages": [{"role": "user", "content": "Go."}, said] * 2}), chat
+    )
+    assert decode(chat, ids[mask].tolist()) == f"{BEGUN[name]}hm</think>x is 1.<|im_end|>" * 2
 
 
 def test_control_tokens_without_a_template_are_refused(tmp_path):
