@@ -21,7 +21,7 @@ from composer_jax.data.model_tokenizer import ModelTokenizer
 from composer_jax.observe.progress import Progress
 from tests.data.formats import Declaration, format_of
 
-FORMS = ("compact", "kimi", "qwen", "thinks", "chatml", "xml", "keys")
+FORMS = ("compact", "kimi", "kimi_thinking", "kimi_opens", "qwen", "thinks", "chatml", "xml", "keys")
 PIECES = (
     *(
         "<tool_call>",

@@ -12,7 +12,7 @@ from composer_jax.serve.message_stream import MessageStream, TextStream, text_be
 from tests.data.formats import NAMES, calls, contents, format_of
 
 READ = ToolCall("read", {"path": "a.py"})
-ALL = (*NAMES, "thinks", "opens", "xml", "keys")
+ALL = (*NAMES, "kimi_thinking", "kimi_opens", "thinks", "opens", "xml", "keys")
 
 
 def pieces_of(ids: list[int], sizes: list[int]) -> list[list[int]]:
@@ -72,7 +72,7 @@ def test_what_is_shown_loses_nothing_that_parse_reads(name, data):
         assert shown.count(word) == (thought + content).count(word), (shown, parsed)
 
 
-@pytest.mark.parametrize("name", ["thinks", "opens", "keys"])
+@pytest.mark.parametrize("name", ["kimi_thinking", "kimi_opens", "thinks", "opens", "keys"])
 def test_thoughts_are_shown_apart_and_early(name):
     chat = format_of(name)
     thoughtful = AssistantMessage("<think>\nhm, yes\n</think>\n\nIt is x.", (READ,), True)
@@ -97,7 +97,7 @@ def test_a_call_that_is_thought_of_is_reasoning(name):
     assert (message.reasoning, message.content, message.calls) == (thought, "Done.", [READ])
 
 
-@pytest.mark.parametrize("name", [*NAMES, "xml", "keys"])
+@pytest.mark.parametrize("name", [*NAMES, "kimi_thinking", "kimi_opens", "xml", "keys"])
 def test_a_call_is_never_shown_as_text(name):
     chat = format_of(name)
     message, shown = run(MessageStream(chat), [[i] for i in chat.render_assistant("I look.", [READ, READ])])
