@@ -31,7 +31,7 @@ from launch import flags, hosts, rl, sft
 def main(config, workdir, values):
     from composer_jax.stages.evaluate import evaluate
     from composer_jax.stages.run import Run
-    sft.main(config, workdir)
+    sft.main(config, workdir, values)
     rl.main(config, workdir, values)
     with Run(config, workdir) as run:
         evaluate(run, "after")
@@ -41,7 +41,10 @@ def play(*arguments):
     print("A worker plays an episode.", file=sys.stderr)
     return play_episode(*arguments)
 worker.play_episode = play
-flags.run(main, options=rl.define_options, processes=hosts.MULTI_PROCESS)
+def options(values):
+    sft.options(values)
+    rl.define_options(values)
+flags.run(main, options=options, processes=hosts.MULTI_PROCESS)
 """
 """What launch.sft, launch.rl and launch.evaluate do, in one process: most of their time is imports and compilation."""
 

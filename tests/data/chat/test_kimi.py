@@ -14,9 +14,8 @@ from composer_jax.data.chat.messages import (
     AssistantMessage,
     MalformedToolCall,
     ToolCall,
-    join_thinking,
-    split_thinking,
 )
+from composer_jax.data.chat.thinking import join_thinking, split_thinking
 from composer_jax.errors import UserError
 from tests.data.chat.test_formats import broken, by_turns, check_parse
 from tests.data.formats import Declaration, calls, contents, conversations, declared, decode, format_of
