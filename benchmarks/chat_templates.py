@@ -115,6 +115,10 @@ class Result:
     words: dict[str, str] = field(default_factory=dict)
     sentences: list[str] = field(default_factory=list)
 
+    def note(self, error: Exception, folder: Path) -> None:
+        """Adds the sentence of a refusal."""
+        self.sentences.append(" ".join(str(error).replace(str(folder), self.template).split()))
+
 
 def model_folder(folder: Path, template: str, tokenizer: str) -> Path:
     """Writes a model folder with a published template, and a published or a small tokenizer."""
@@ -232,7 +236,7 @@ def compare(template: str, tokenizer: str, folder: Path) -> Result:
         chat = load_chat_format(model_folder(folder, template, tokenizer))
     except UserError as error:
         result.words = dict.fromkeys(("renders", "turn by turn", "calls", "thinking"), "refused")
-        result.sentences.append(str(error).replace(str(folder), template))
+        result.note(error, folder)
         return result
     theirs = Theirs(folder)
 
@@ -248,25 +252,25 @@ def compare(template: str, tokenizer: str, folder: Path) -> Result:
             try:
                 got = [*chat.render(messages, tools), *chat.generation_prompt]
             except (UserError, ValueError) as error:
-                result.sentences.append(str(error).replace(str(folder), template))
+                result.note(error, folder)
                 words.add("refused")
                 continue
             words.add("equal" if got == want else "different")
         return next(word for word in ("different", "refused", "equal", "absent") if word in words)
 
     result.words["renders"] = compared(PLAIN)
-    result.words["turn by turn"] = _turns(chat, theirs, result)
+    result.words["turn by turn"] = _turns(chat, theirs, result, folder)
     result.words["calls"] = "ours" if isinstance(chat, TextToolsFormat) else compared(CALLS, TOOLS)
-    result.words["thinking"] = _thinking(chat, theirs, result)
+    result.words["thinking"] = _thinking(chat, theirs, result, folder)
     return result
 
 
-def _turns(chat: ChatFormat, theirs: Theirs, result: Result) -> str:
+def _turns(chat: ChatFormat, theirs: Theirs, result: Result, folder: Path) -> str:
     def is_same(messages: Sequence[Message | AssistantMessage]) -> bool:
         try:
             return turn_by_turn(chat, messages) == chat.render(messages)
         except UserError as error:  # the template refuses the conversation
-            result.sentences.append(re.sub(r"/\S*/", "", str(error)))
+            result.note(error, folder)
             return True
         except ValueError:  # the generation prompt ends the thinking
             return False
@@ -278,7 +282,7 @@ def _turns(chat: ChatFormat, theirs: Theirs, result: Result) -> str:
     return "continued" if theirs.answer(THOUGHT) is None else "different"
 
 
-def _thinking(chat: ChatFormat, theirs: Theirs, result: Result) -> str:
+def _thinking(chat: ChatFormat, theirs: Theirs, result: Result, folder: Path) -> str:
     calls = (READ,)
     try:
         ids = chat.render_assistant(THOUGHT.content, [])
@@ -288,7 +292,7 @@ def _thinking(chat: ChatFormat, theirs: Theirs, result: Result) -> str:
         if chat.parse(with_call, TOOLS) != AssistantMessage(THOUGHT.content, calls, True):
             return "different"
     except ValueError as error:
-        result.sentences.append(re.sub(r"/\S*/", "", str(error)))
+        result.note(error, folder)
         return "refused"
     if not theirs.thinks:
         return "absent"
@@ -327,6 +331,10 @@ def main() -> None:
     print(text)
     if args.docs:
         begin, end = "<!-- chat templates -->\n", "\n<!-- /chat templates -->"
+        if not (begin in args.docs.read_text() and end in args.docs.read_text()):
+            raise UserError(
+                f"{args.docs} has no lines {begin.strip()} and {end.strip()}, between which the table belongs."
+            )
         page = args.docs.read_text()
         before, _, rest = page.partition(begin)
         args.docs.write_text(f"{before}{begin}{text}{end}{rest.partition(end)[2]}")
