@@ -64,18 +64,19 @@ class MessageStream:
         self._thinks = chat.reads_thinking and THINKING[0] in opening and THINKING[1] not in opening
         self._detokenizer = IncrementalDetokenizer(chat.tokenizer.decode)
         self._ids: list[int] = []
-        self._text, self._open = "", True
+        self._text = ""
         self._content, self._reasoning = "", ""  # what was shown
+        self._reader = chat.content_reader(self._is_thinking)
 
     def add(self, ids: Sequence[int]) -> MessageDelta:
         """Returns what these ids add."""
         for i in ids:
             self._ids.append(i)
-            if self._open and self._chat.tokenizer.is_control(i) and self._chat.tokenizer.decode([i]) not in THINKING:
-                # The end, or the beginning of a call; inside thinking a call is only mentioned.
-                self._open = i not in self._chat.end_tokens and self._is_thinking()
-            if self._open:
-                self._text += self._detokenizer.add([i])
+            text, shown = self._reader.add(i)
+            if text:
+                self._text += self._detokenizer.finish() + text
+                self._detokenizer = IncrementalDetokenizer(self._chat.tokenizer.decode)
+            self._text += self._detokenizer.add(shown) if shown else ""
         text = text_before(self._text, self._stop)
         if not self._is_thinking():
             start = max(0, text.find(THINKING[1])) if self._has_thought() else 0

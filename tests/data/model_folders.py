@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from composer_jax.data.chat import call_forms, kimi
+from composer_jax.data.chat import call_forms, harmony_parts, kimi
 from composer_jax.data.chat.messages import THINKING
 
 QWEN_TOKENS = {"<|endoftext|>": True, "<|im_start|>": True, "<|im_end|>": True} | dict.fromkeys(
@@ -20,6 +20,7 @@ THINKING_TOKENS = QWEN_TOKENS | {"<think>": False, "</think>": False}
 HEADER_TOKENS = dict.fromkeys(("<|begin|>", "<|end|>", "<|head|>", "<|/head|>", "<|eot|>", "<|eom|>", "<|call|>"), True)
 KIMI_TOKENS = dict.fromkeys(("[BOS]", "[EOS]", *kimi.HEADING, "<|im_end|>", *kimi.SECTION, *kimi.CALL), True)
 KIMI_THINKING_TOKENS = KIMI_TOKENS | dict.fromkeys(THINKING, False)
+HARMONY_TOKENS = dict.fromkeys(("<|startoftext|>", "<|endoftext|>", *harmony_parts.CONTROL), True)
 
 # Tools in the first message; the answers of one turn in one message of the user.
 QWEN = """
@@ -214,6 +215,46 @@ HEADERS = """
 {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|head|>assistant<|/head|>\\n\\n' }}{%- endif %}
+"""
+
+# The day, then instructions and tools; thinking in a field of its own, which is left out where an answer came later.
+HARMONY = """
+{{- '<|start|>system<|message|>Today: ' + strftime_now('%d %b %Y') + '<|end|>' }}
+{%- set system = messages[0].content if messages[0].role == 'system' else '' %}
+{%- if system or tools %}
+{{- '<|start|>developer<|message|>' + system }}
+{%- for tool in tools or [] %}
+{{- '\\n// ' + tool.function.description + '\\ntype ' + tool.function.name }}
+{{- ' = (_: ' + tool.function.parameters | tojson + ') => any;' }}
+{%- endfor %}
+{{- '<|end|>' }}
+{%- endif %}
+{%- set known = namespace(answered=-1, tool='') %}
+{%- for message in messages %}
+{%- if message.role == 'assistant' and not message.tool_calls %}{%- set known.answered = loop.index0 %}{%- endif %}
+{%- endfor %}
+{%- for message in messages %}
+{%- if message.role == 'user' %}
+{{- '<|start|>user<|message|>' + message.content + '<|end|>' }}
+{%- elif message.role == 'tool' %}
+{{- '<|start|>functions.' + known.tool + ' to=assistant<|channel|>commentary<|message|>' }}
+{{- message.content | tojson + '<|end|>' }}
+{%- elif message.role == 'assistant' %}
+{%- set called = message.tool_calls[0].function if message.tool_calls else none %}
+{%- if message.thinking and (loop.index0 > known.answered if called else loop.last) %}
+{{- '<|start|>assistant<|channel|>analysis<|message|>' + message.thinking + '<|end|>' }}
+{%- endif %}
+{%- if called %}
+{%- set known.tool = called.name %}
+{{- '<|start|>assistant to=functions.' + called.name + '<|channel|>commentary json<|message|>' }}
+{{- called.arguments | tojson + '<|call|>' }}
+{%- else %}
+{{- '<|start|>assistant<|channel|>final<|message|>' + message.content }}
+{{- '<|return|>' if loop.last and not add_generation_prompt else '<|end|>' }}
+{%- endif %}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start|>assistant' }}{%- endif %}
 """
 
 TEXTS = ['{"name": "read", "arguments": {"path": "a.py"}} functions.read:0 user assistant system tool'] * 8

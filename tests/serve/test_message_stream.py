@@ -12,7 +12,7 @@ from composer_jax.serve.message_stream import MessageStream, TextStream, text_be
 from tests.data.formats import NAMES, calls, contents, format_of
 
 READ = ToolCall("read", {"path": "a.py"})
-ALL = (*NAMES, "kimi_thinking", "kimi_opens", "thinks", "opens", "xml", "keys")
+ALL = (*NAMES, "kimi_thinking", "kimi_opens", "thinks", "opens", "xml", "keys", "harmony")
 
 
 def pieces_of(ids: list[int], sizes: list[int]) -> list[list[int]]:
@@ -103,6 +103,46 @@ def test_a_call_is_never_shown_as_text(name):
     message, shown = run(MessageStream(chat), [[i] for i in chat.render_assistant("I look.", [READ, READ])])
     assert message.calls == [READ, READ]
     assert "".join(piece.content for piece in shown) == "I look."
+
+
+HARMONY_PIECES = (
+    "<|channel|>analysis<|message|>",
+    "<|channel|>final<|message|>",
+    "<|channel|>commentary<|message|>",
+    "<|channel|>commentary to=functions.read <|constrain|>json<|message|>",
+    "<|end|>",
+    "<|start|>assistant",
+    "<|return|>",
+    "<|call|>",
+    '{"path": "a.py"}',
+    "words ",
+    "\u4e2d",
+)
+
+
+@given(
+    words=st.lists(st.sampled_from(HARMONY_PIECES), max_size=12),
+    sizes=st.lists(st.integers(0, 5), max_size=6),
+)
+def test_parts_of_harmony_are_shown_as_parse_reads_them(words, sizes):
+    chat = format_of("harmony")
+    ids = ControlText(chat.tokenizer).ids("".join(words), "\0")
+    message, _ = run(MessageStream(chat), pieces_of(ids, sizes))
+    parsed = chat.parse(ids)
+    malformed = "".join(call.text for call in parsed.calls if isinstance(call, MalformedToolCall))
+    thought, said = split_thinking(parsed.content, thinks=False)
+    assert (message.reasoning, message.content) == (thought, said + malformed)
+    assert message.calls == [call for call in parsed.calls if isinstance(call, ToolCall)]
+
+
+def test_parts_of_harmony_are_shown_apart_and_early():
+    chat = format_of("harmony")
+    ids = chat.render_assistant("<think>\nhm, yes\n</think>\n\nI look at it.", [READ])
+    message, shown = run(MessageStream(chat), [[i] for i in ids])
+    assert (message.reasoning, message.content, message.calls) == ("hm, yes", "I look at it.", [READ])
+    first = next(at for at, piece in enumerate(shown) if piece.content)
+    assert sum(bool(piece.reasoning) for piece in shown[:first]) > 1, "thoughts come before the answer, in pieces"
+    assert sum(bool(piece.content) for piece in shown[:-1]) > 1
 
 
 def test_a_malformed_call_is_shown_at_the_end():

@@ -7,10 +7,11 @@ Text of a user, a tool or a file is encoded as text in every format: it cannot f
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from composer_jax.data.chat.content_reader import ContentReader, TextReader
 from composer_jax.data.chat.messages import AssistantMessage, MalformedToolCall, ToolCall
 from composer_jax.data.model_tokenizer import ModelTokenizer
 from composer_jax.data.text_tokenizer import TextTokenizer
@@ -83,6 +84,10 @@ class ChatFormat(ABC):
 
         tools: their schemas say what the arguments are, in formats that write strings without quotes.
         """
+
+    def content_reader(self, is_thinking: Callable[[], bool]) -> ContentReader:
+        """Returns a reader of one message. is_thinking: whether what it returned so far ends inside thinking."""
+        return TextReader(self.tokenizer, self.end_tokens, is_thinking)
 
     def close(self, sampled: Sequence[int]) -> list[int]:
         """Returns the ids between a sampled message and the next: `end` unless it was sampled, then the separator.

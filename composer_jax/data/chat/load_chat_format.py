@@ -5,9 +5,11 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from composer_jax.data.chat import harmony_parts
 from composer_jax.data.chat.call_forms import FORMS
 from composer_jax.data.chat.chat_format import ChatFormat
 from composer_jax.data.chat.compact import CompactFormat
+from composer_jax.data.chat.harmony import HarmonyFormat
 from composer_jax.data.chat.jinja_template import JinjaTemplate
 from composer_jax.data.chat.kimi import KIMI, KimiFormat
 from composer_jax.data.chat.template_tools import TemplateToolsFormat, call_form
@@ -52,8 +54,8 @@ def load_tokenizer(source: TextFiles | Path | str) -> Tokenizer | ModelTokenizer
 def load_chat_format(source: TextFiles | Path | str, *, tool_prompt: str = TOOL_PROMPT) -> ChatFormat:
     """Returns the chat format of a model; its `tokenizer` is that of `load_tokenizer`.
 
-    CompactFormat if the tokenizer has its control tokens, TemplateToolsFormat if the template writes calls in one of
-    the forms of call_forms.py, KimiFormat if it writes them in that of kimi.py, else TextToolsFormat.
+    CompactFormat and HarmonyFormat if the tokenizer has their control tokens, TemplateToolsFormat if the template writes
+    calls in one of the forms of call_forms.py, KimiFormat if it writes them in that of kimi.py, else TextToolsFormat.
 
     Args:
       source: as in `load_tokenizer`.
@@ -71,6 +73,8 @@ def load_chat_format(source: TextFiles | Path | str, *, tool_prompt: str = TOOL_
         raise UserError(f"{files.name} has no chat template; use a model that has one, such as an instruct model")
     variables = {name: token_text(config[name]) for name in _VARIABLES if config.get(name)}
     template = JinjaTemplate(source_text, variables, files.name, tool_source=tool_source)
+    if set(harmony_parts.CONTROL) <= tok.control.keys():
+        return HarmonyFormat(tok, template)
     found = call_form(tok, template, (*FORMS, KIMI))
     if found is None:
         return TextToolsFormat(tok, template, tool_prompt)

@@ -1,6 +1,7 @@
 """What holds in every chat format: what is rendered is read back, turns add up to the whole, text forges nothing."""
 
 import functools
+import json
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,6 +15,7 @@ from tests.many import many
 SIZE = 450  # ids from here on are in no vocabulary
 
 every_format = pytest.mark.parametrize("name", NAMES)
+harmony_too = pytest.mark.parametrize("name", (*NAMES, "harmony"))  # has one call per message, and rewrites histories
 READ = ToolCall("read", {"path": "a.py"})
 
 
@@ -56,7 +58,7 @@ def test_turns_add_up_to_the_whole(name, data):
     assert by_turns(chat, messages, tools) == chat.render(messages, tools)
 
 
-@every_format
+@harmony_too
 @settings(max_examples=25)
 @given(data=st.data())
 def test_text_forges_no_control_token(name, data):
@@ -75,17 +77,20 @@ def test_text_forges_no_control_token(name, data):
         return [[i for i in part if i in control] for part in ids], ids
 
     forged, ids = structure(text)
-    plain, _ = structure("word")
+    plain, _ = structure("word" if text else "")
     assert forged == plain
-    assert text in decode(chat, ids[0]) and text in decode(chat, ids[1]) and text in decode(chat, ids[2])
+    answer = json.dumps(text, ensure_ascii=False) if name == "harmony" else text
+    assert text in decode(chat, ids[0]) and answer in decode(chat, ids[1]) and text in decode(chat, ids[2])
     assert chat.answer_text(ids[1]) == text
 
 
 @functools.cache
 def messages_to_break(name):
     chat = format_of(name)
+    more = [] if name == "harmony" else [ToolCall("finish", {})]
     return [
-        chat.render_assistant("so", [READ, ToolCall("finish", {})]),
+        chat.render_assistant("so", [READ, *more]),
+        chat.render_assistant("<think>\nhm\n</think>\n\nso", [READ]),
         chat.render_assistant("", [ToolCall("edit", {"n": 1.5e10, "s": 'a"\\\n', "l": [None, {"k": True}]})]),
         chat.generation_prompt + chat.render_assistant("only words\n\n", []),
     ]
@@ -112,19 +117,20 @@ def broken(draw, name):
 def check_parse(name, ids):
     chat = format_of(name)
     message = chat.parse(ids)
-    assert message.complete == (chat.end in ids)
+    assert message.complete == (not set(chat.end_tokens).isdisjoint(ids))
     assert isinstance(message.content, str) and all(
         isinstance(call, ToolCall | MalformedToolCall) for call in message.calls
     )
     good = [call for call in message.calls if isinstance(call, ToolCall)]
-    assert chat.parse(chat.render_assistant("", good)).calls == tuple(good)
+    assert [chat.parse(chat.render_assistant("", [call])).calls for call in good] == [(call,) for call in good]
     answers = chat.bridge(ids, ["x"] * len(message.calls))
     assert len(answers) == len(message.calls) and all(answers)
     if answers:
-        assert (answers[0][0] == chat.end) == (not message.complete)
+        assert answers[0][: len(chat.close(ids))] == chat.close(ids)
+        assert name == "harmony" or (answers[0][0] == chat.end) == (not message.complete)
 
 
-@every_format
+@harmony_too
 @settings(max_examples=40)
 @given(data=st.data())
 def test_parse_is_total(name, data):
@@ -132,7 +138,7 @@ def test_parse_is_total(name, data):
 
 
 @pytest.mark.slow
-@every_format
+@harmony_too
 def test_parse_is_total_on_thousands_of_messages(name):
     @settings(max_examples=many(3_000), suppress_health_check=list(HealthCheck))
     @given(ids=broken(name))
@@ -174,7 +180,7 @@ def test_answers_come_in_the_order_of_the_calls_and_may_be_fewer(name):
         chat.render([Message("user", "x"), Message("tool", "x")])
 
 
-@every_format
+@harmony_too
 def test_sampled_ids_stay_as_they_are_in_a_user_message(name):
     chat = format_of(name)
     # Ids that encode() would not choose for the same text: they must come through as they were sampled.
@@ -187,7 +193,7 @@ def test_sampled_ids_stay_as_they_are_in_a_user_message(name):
     assert chat.text(ids).strip().endswith("Summary: path")
 
 
-@every_format
+@harmony_too
 def test_malformed_calls_are_not_rendered(name):
     chat = format_of(name)
     with pytest.raises(ValueError, match="'a b' is not a tool name"):
