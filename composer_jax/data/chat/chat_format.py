@@ -62,7 +62,7 @@ class ChatFormat(ABC):
         """Returns a whole conversation, with declarations of the tools if the format has them.
 
         The same ids result turn by turn: the rendered beginning, then `generation_prompt`, `render_assistant`, and
-        `bridge` or `close` and `user`. A conversation that ends with an assistant message ends with `end`.
+        `bridge` or `close` and `user`. A last message of the model ends with one of `end_tokens`.
 
         Raises ValueError for calls that `render_assistant` refuses, and for answers without a call.
         """

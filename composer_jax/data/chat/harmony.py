@@ -176,7 +176,8 @@ class HarmonyFormat(ChatFormat):
         return [self._start, *self.tokenizer.encode("user"), self._message, *self.encode_parts(parts), self._end]
 
     def encode_parts(self, parts: Sequence[str | Sequence[int]]) -> list[int]:
-        return super().encode_parts([part if isinstance(part, str) else self._without_headings(part) for part in parts])
+        bodies = ([part] if isinstance(part, str) else self._bodies(part) for part in parts)
+        return super().encode_parts([body for several in bodies for body in several])
 
     def without_thinking(self, sampled: Sequence[int]) -> list[int]:
         kept: list[int] = []
@@ -196,7 +197,9 @@ class HarmonyFormat(ChatFormat):
         return length
 
     def text(self, ids: Sequence[int]) -> str:
-        return self.tokenizer.decode(self.without_control(self._without_headings(ids)))
+        """See ChatFormat.text. Every part begins a line."""
+        texts = (self.tokenizer.decode(self.without_control(body)) for body in self._bodies(ids))
+        return "\n".join(text for text in texts if text)
 
     def answer_text(self, ids: Sequence[int]) -> str:
         start = len(ids) - [*ids][::-1].index(self._message)
@@ -206,19 +209,16 @@ class HarmonyFormat(ChatFormat):
     def _divide(self, ids: Iterable[int]) -> list[tuple[Kind, str, HarmonyPart]]:
         return divide(self.tokenizer, self.end_tokens, ids)
 
-    def _without_headings(self, ids: Sequence[int]) -> list[int]:
-        """The ids of messages, or of pieces of messages, without what stands before <|message|>."""
+    def _bodies(self, ids: Iterable[int]) -> list[list[int]]:
+        """The ids after each <|message|> of messages, or of a piece of one."""
         reader = PartReader(self.tokenizer, self.end_tokens)
         parts: list[HarmonyPart] = []
         for i in ids:
             part = reader.add(i)
             if not parts or part is not parts[-1]:
                 parts.append(part)
-        shown: list[int] = []
-        for part in parts:
-            is_loose = part.body is None and reader.read(part)[0] == "text"
-            shown += part.heading if is_loose else part.body or []
-        return shown
+        loose = (part.heading if part.body is None and reader.read(part)[0] == "text" else part.body for part in parts)
+        return [body for body in loose if body]
 
     def _part(self, channel: str, text: str) -> list[int]:
         encode = self.tokenizer.encode

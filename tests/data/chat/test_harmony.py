@@ -13,6 +13,7 @@ from composer_jax.data.chat.harmony import HarmonyFormat
 from composer_jax.data.chat.load_chat_format import load_chat_format
 from composer_jax.data.chat.messages import AssistantMessage, MalformedToolCall, ToolCall
 from composer_jax.errors import UserError
+from composer_jax.sampler.detokenizer import IncrementalDetokenizer
 from tests.data.formats import Declaration, calls, contents, declared, decode, format_of
 from tests.data.model_folders import HARMONY, HARMONY_TOKENS, tokenizer_json, write_folder
 
@@ -63,7 +64,7 @@ def test_the_text_of_a_conversation():
         f"<|channel|>commentary<|message|>I look.{NEXT}"
         " to=functions.run.tests-2<|channel|>commentary json<|message|>{}<|call|>"
     )
-    assert CHAT.text(CHAT.render(more, tools)).endswith('"x = \\"1\\"\\n"It is 1.More.hmI look.{}')
+    assert CHAT.text(CHAT.render(more, tools)).endswith('"x = \\"1\\"\\n"\nIt is 1.\nMore.\nhm\nI look.\n{}')
 
 
 @pytest.mark.parametrize(
@@ -219,7 +220,7 @@ def test_thinking_is_counted_and_left_out():
     length = CHAT.thinking_length(thinks)
     assert decode(CHAT, thinks[:length]) == f"{ANALYSIS}hm<|end|>"
     assert CHAT.without_thinking(thinks) == thinks[length:]
-    assert CHAT.text(thinks[length:]) == "It is x." and CHAT.text(thinks) == "hmIt is x."
+    assert CHAT.text(thinks[length:]) == "It is x." and CHAT.text(thinks) == "hm\nIt is x."
     cut = thinks[: length - 1]
     assert CHAT.thinking_length(cut) == len(cut) and CHAT.without_thinking(cut) == cut
     plain = CHAT.render_assistant("It is x.", [])
@@ -228,6 +229,14 @@ def test_thinking_is_counted_and_left_out():
     thought, said, asked = split_message(CHAT, called)
     assert thought == length and decode(CHAT, called[: thought + said]).endswith("<|start|>assistant to")
     assert thought + said + asked == len(called)
+
+
+@pytest.mark.parametrize("size", range(1, 9))
+def test_text_to_read_comes_in_pieces(size):
+    ids = CHAT.render_assistant(f"{THOUGHT}I look at \u4e2d.", [READ])
+    stream = IncrementalDetokenizer(CHAT.text)
+    pieces = [stream.add(ids[at : at + size]) for at in range(0, len(ids), size)]
+    assert "".join([*pieces, stream.finish()]) == CHAT.text(ids) == f"hm\nI look at \u4e2d.\n{ARGUMENTS}"
 
 
 def test_a_summary_is_carried_without_headings_and_thinking():
