@@ -8,6 +8,7 @@ where it is published, else with a small one that has the template's control tok
 
     equal      the same ids; for thinking, the same text
     one turn   equal until the next message of the user, after which the template drops earlier thinking
+    different  other ids or another text; docs/bases.md says why gpt-oss' are, where words stand beside a call
     ours       the template writes no calls in a form that is read, so this library's own form is used
     continued  the generation prompt begins the thinking, which the template leaves out of every history
     refused    with the sentence below the table
@@ -151,8 +152,10 @@ def rows_of(messages: Sequence[Message | AssistantMessage], template: str) -> li
             continue
         rows.append({"role": "assistant", "content": message.content})
         thought, said = split_thinking(message.content)
-        if thought and "reasoning_content" in template:
-            rows[-1] |= {"content": said, "reasoning_content": thought}
+        spelled = {"reasoning_content": "reasoning_content", "thinking": "message.thinking"}
+        name = next((name for name, text in spelled.items() if text in template), None)
+        if thought and name:
+            rows[-1] |= {"content": said, name: thought}
         calls = [call for call in message.calls if isinstance(call, ToolCall)]
         keys = [(f"call{number:05d}", call.name) for number, call in enumerate(calls)]
         if calls:

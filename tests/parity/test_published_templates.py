@@ -13,6 +13,7 @@ EXPECTED = {
     "trl/qwen3_5_nothink": ("equal", "one turn", "equal", "refused"),
     "trl/qwen3_8": ("equal", "equal", "equal", "equal"),
     "trl/glm4moe": ("equal", "equal", "equal", "equal"),
+    "trl/gptoss": ("equal", "one turn", "different", "equal"),  # words beside a call are commentary, not thinking
     "trl/nemotron_3_nano": ("equal", "one turn", "equal", "equal"),
     "trl/deepseekv3": ("equal", "continued", "ours", "continued"),
     "trl/llama3_1": ("equal", "equal", "ours", "absent"),
