@@ -11,7 +11,8 @@ import pytest
 from composer_jax.data.chat.chat_format import Message, declarations
 from composer_jax.data.chat.harmony import HarmonyFormat
 from composer_jax.data.chat.load_chat_format import load_chat_format
-from composer_jax.data.chat.messages import AssistantMessage, ToolCall, split_thinking
+from composer_jax.data.chat.messages import AssistantMessage, ToolCall
+from composer_jax.data.chat.thinking import split_thinking
 from tests.data.formats import Declaration
 from tests.parity.published import template, tokenizer_folder
 

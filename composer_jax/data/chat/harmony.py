@@ -48,10 +48,9 @@ from composer_jax.data.chat.messages import (
     ToolCall,
     check_call,
     is_tool_name,
-    join_thinking,
     read_json,
-    split_thinking,
 )
+from composer_jax.data.chat.thinking import split_thinking
 from composer_jax.data.model_tokenizer import ModelTokenizer
 from composer_jax.errors import UserError
 
@@ -149,7 +148,7 @@ class HarmonyFormat(ChatFormat):
         thought, said = "\n".join(texts["thinking"]), "\n".join(texts["text"])
         calls = tuple(self._read_call(recipient, part) for kind, recipient, part in parts if kind == "call")
         kind, _, last = parts[-1] if parts else ("heading", "", HarmonyPart(opened=False))
-        content = join_thinking(thought, said)
+        content = f"{THINKING[0]}\n{thought}\n{THINKING[1]}\n\n{said}" if thought else said
         if kind == "thinking" and last.end != self._end and thought and not (said or calls):
             content = f"{THINKING[0]}\n{thought}"
         return AssistantMessage(content, calls, last.end in self.end_tokens)
