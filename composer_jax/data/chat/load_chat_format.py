@@ -54,8 +54,8 @@ def load_tokenizer(source: TextFiles | Path | str) -> Tokenizer | ModelTokenizer
 def load_chat_format(source: TextFiles | Path | str, *, tool_prompt: str = TOOL_PROMPT) -> ChatFormat:
     """Returns the chat format of a model; its `tokenizer` is that of `load_tokenizer`.
 
-    CompactFormat and HarmonyFormat if the tokenizer has their control tokens, TemplateToolsFormat if the template writes
-    calls in one of the forms of call_forms.py, KimiFormat if it writes them in that of kimi.py, else TextToolsFormat.
+    CompactFormat and HarmonyFormat if the tokenizer has their control tokens, TemplateToolsFormat if the template
+    writes calls in one of the forms of call_forms.py, KimiFormat if in that of kimi.py, else TextToolsFormat.
 
     Args:
       source: as in `load_tokenizer`.
