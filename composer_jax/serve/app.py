@@ -152,7 +152,7 @@ async def _tokenize(service: Service, request: Request, client: Client) -> Respo
         ids = (
             service.text.encode_prompt(body.prompt)
             if body.messages is None
-            else await chat_completions.encode(service, body.messages, body.tools)
+            else await chat_completions.encode(service, body.messages, body.tools or [])
         )
     except UserError as error:
         raise ApiError(str(error)) from error

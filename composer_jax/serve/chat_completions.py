@@ -24,7 +24,7 @@ MOST_MESSAGES = 4096
 """Of a conversation; the time that a chat template takes can grow with their square."""
 
 
-async def encode(service: Service, messages: list[dict[str, Any]], tools: Any) -> list[int]:
+async def encode(service: Service, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[int]:
     """Returns the prompt of a conversation.
 
     Raises ApiError for a conversation or tools that the model cannot answer, or that do not fit.
@@ -36,7 +36,7 @@ async def encode(service: Service, messages: list[dict[str, Any]], tools: Any) -
             param="messages",
         )
     try:
-        return await asyncio.to_thread(service.text.encode_chat, messages, tools or ())
+        return await asyncio.to_thread(service.text.encode_chat, messages, tools)
     except UserError as error:
         raise refused_prompt(error, "messages") from error
     except ValueError as error:

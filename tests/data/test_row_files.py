@@ -1,4 +1,4 @@
-"""Files of rows: compressed ones, arrays, and tables whose nulls are no values; broken ones are one sentence."""
+"""Files of rows: compressed files, arrays, tables with nulls, and files that are refused with one sentence."""
 
 import gzip
 import json

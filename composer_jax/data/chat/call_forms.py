@@ -14,8 +14,9 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
+from composer_jax.data.chat.chat_format import ToolSpec
 from composer_jax.data.chat.messages import THINKING, MalformedToolCall, ToolCall, is_tool_name, read_json
 from composer_jax.data.chat.sampled_text import CallSpan, SampledText
 
@@ -28,17 +29,7 @@ Schemas = Mapping[str, Mapping[str, Any]]
 """Name of a tool -> JSON schema of its arguments."""
 
 
-class HasSchema(Protocol):
-    """What `schemas_of` reads of a tool (chat_format.ToolSpec)."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def parameters(self) -> Mapping[str, Any]: ...
-
-
-def schemas_of(tools: Iterable[HasSchema]) -> Schemas:
+def schemas_of(tools: Iterable[ToolSpec]) -> Schemas:
     """Returns the schemas by which a form reads the arguments of calls to these tools."""
     return {tool.name: tool.parameters for tool in tools}
 
@@ -94,7 +85,25 @@ class JsonCalls(CallForm):
         return read_arguments(body.text, value["name"], value.get("arguments", value.get("parameters")))
 
 
-class XmlCalls(CallForm):
+class UnquotedCalls(CallForm):
+    """Forms whose values have no quotes, so that only the beginning of another call shows that an end is missing."""
+
+    @abstractmethod
+    def _begins_body(self, text: SampledText, at: int) -> bool:
+        """Whether a call that is well-formed so far is at a place, after its first marker."""
+
+    def _next_call(self, text: SampledText, start: int) -> int:
+        """Returns where the next call that is well-formed so far begins; the end of the text without one.
+
+        Asked about such calls only, this costs one pass over a message.
+        """
+        following = text.find(self.begin, start)
+        while following >= 0 and not self._begins_body(text, following + len(self.begin)):
+            following = text.find(self.begin, following + 1)
+        return following if following >= 0 else len(text.text)
+
+
+class XmlCalls(UnquotedCalls):
     """A function with parameters, each with its value on lines of its own."""
 
     inner = ("<function", "</function", "<parameter", "</parameter")
@@ -105,11 +114,11 @@ class XmlCalls(CallForm):
     _TAIL = re.compile(r"\s*</function>")
 
     def body_end(self, text: SampledText, start: int) -> int:
-        following = text.find(self.begin, start)
-        while following >= 0 and not self._HEAD.match(text.text, following + len(self.begin)):
-            following = text.find(self.begin, following + 1)
-        parsed = self._parse(text, start, following if following >= 0 else len(text.text))
+        parsed = self._parse(text, start, self._next_call(text, start)) if self._begins_body(text, start) else None
         return start if parsed is None else parsed[2]
+
+    def _begins_body(self, text: SampledText, at: int) -> bool:
+        return self._HEAD.match(text.text, at) is not None
 
     def read(self, body: SampledText, schemas: Schemas) -> ToolCall | MalformedToolCall:
         parsed = self._parse(body, 0, len(body.text))
@@ -133,17 +142,17 @@ class XmlCalls(CallForm):
         return (head[1].strip(), pairs, tail.end()) if head and tail else None
 
 
-class KeyValueCalls(CallForm):
+class KeyValueCalls(UnquotedCalls):
     """A name, then keys and values between markers of their own."""
 
     inner = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 
     def body_end(self, text: SampledText, start: int) -> int:
-        following = text.find(self.begin, start)
-        while following >= 0 and not self._begins_call(text, following + len(self.begin)):
-            following = text.find(self.begin, following + 1)
-        name, _, end = self._parse(text, start, following if following >= 0 else len(text.text))
-        return start if name is None else end
+        return self._parse(text, start, self._next_call(text, start))[2] if self._begins_body(text, start) else start
+
+    def _begins_body(self, text: SampledText, at: int) -> bool:
+        end, control = text.next_control(at)
+        return control in (self.inner[0], self.finish) and is_tool_name(text.text[at:end].strip())
 
     def read(self, body: SampledText, schemas: Schemas) -> ToolCall | MalformedToolCall:
         name, pairs, end = self._parse(body, 0, len(body.text))
@@ -151,11 +160,6 @@ class KeyValueCalls(CallForm):
             reason = "a call is a name, then <arg_key>KEY</arg_key> and <arg_value>VALUE</arg_value> for each argument"
             return MalformedToolCall(body.text, reason)
         return _read_pairs(body.text, name, pairs, schemas)
-
-    def _begins_call(self, text: SampledText, at: int) -> bool:
-        """Whether the name of a tool is there, and then a key or the end of the call."""
-        end, control = text.next_control(at)
-        return control in (self.inner[0], self.finish) and is_tool_name(text.text[at:end].strip())
 
     def _parse(self, text: SampledText, at: int, stop: int) -> tuple[str | None, list[tuple[str, str]], int]:
         """Returns (name, keys and values, where the last one ends) of a call that ends before `stop`."""
@@ -199,19 +203,20 @@ def read_call(span: CallSpan, form: CallForm, schemas: Schemas) -> ToolCall | Ma
 
 
 def read_arguments(text: str, name: str, arguments: Any) -> ToolCall | MalformedToolCall:
-    """Returns the call of a tool with arguments from JSON; `text` is what the model wrote.
+    """Returns the call of a tool. text: what the model wrote. arguments: a value, or a string of JSON.
 
-    Missing, null and empty arguments are an empty object, and a string of JSON is what it holds.
+    Missing, null and empty arguments are an empty object.
     """
     if not is_tool_name(name):
         return MalformedToolCall(text, f"{name!r} is not a tool name")
-    if arguments is None or arguments == "":
+    try:
+        for _ in range(2):  # some models write the object as a string inside of their JSON
+            if isinstance(arguments, str):
+                arguments = read_json(arguments, "the arguments", strict=False) if arguments.strip() else None
+    except ValueError as error:
+        return MalformedToolCall(text, str(error))
+    if arguments is None:
         return ToolCall(name, {})
-    if isinstance(arguments, str):
-        try:
-            arguments = read_json(arguments, "the arguments", strict=False)
-        except ValueError as error:
-            return MalformedToolCall(text, str(error))
     if not isinstance(arguments, dict):
         return MalformedToolCall(text, "the arguments are not a JSON object")
     return ToolCall(name, arguments)

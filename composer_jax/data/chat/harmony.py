@@ -48,9 +48,8 @@ from composer_jax.data.chat.messages import (
     ToolCall,
     check_call,
     is_tool_name,
-    read_json,
 )
-from composer_jax.data.chat.thinking import split_thinking
+from composer_jax.data.chat.thinking import split_thinking, with_thinking
 from composer_jax.data.model_tokenizer import ModelTokenizer
 from composer_jax.errors import UserError
 
@@ -148,7 +147,7 @@ class HarmonyFormat(ChatFormat):
         thought, said = "\n".join(texts["thinking"]), "\n".join(texts["text"])
         calls = tuple(self._read_call(recipient, part) for kind, recipient, part in parts if kind == "call")
         kind, _, last = parts[-1] if parts else ("heading", "", HarmonyPart(opened=False))
-        content = f"{THINKING[0]}\n{thought}\n{THINKING[1]}\n\n{said}" if thought else said
+        content = with_thinking(thought, said) if thought else said
         if kind == "thinking" and last.end != self._end and thought and not (said or calls):
             content = f"{THINKING[0]}\n{thought}"
         return AssistantMessage(content, calls, last.end in self.end_tokens)
@@ -239,12 +238,7 @@ class HarmonyFormat(ChatFormat):
             return MalformedToolCall(text, "no arguments: a call is a heading, <|message|> and a JSON object")
         if any(self.tokenizer.names.get(i, THINKING[0]) not in THINKING for i in body):
             return MalformedToolCall(text, "a control token is inside the call")
-        written, name = self.tokenizer.decode(body), recipient.removeprefix(_FUNCTIONS)
-        try:
-            arguments = read_json(written, "the arguments", strict=False) if written.strip() else None
-        except ValueError as error:
-            return MalformedToolCall(text, str(error))
-        return read_arguments(text, name, arguments)
+        return read_arguments(text, recipient.removeprefix(_FUNCTIONS), self.tokenizer.decode(body))
 
     def _beginning(self, system: str | None, tools: list[dict[str, Any]]) -> list[int]:
         """The messages of the system and the developer."""

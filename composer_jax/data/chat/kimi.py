@@ -17,7 +17,7 @@ from typing import Any
 from composer_jax.data.chat.call_forms import JSON, CallForm, Schemas, read_arguments
 from composer_jax.data.chat.chat_format import ToolSpec
 from composer_jax.data.chat.jinja_template import JinjaTemplate
-from composer_jax.data.chat.messages import MalformedToolCall, ToolCall, read_json
+from composer_jax.data.chat.messages import MalformedToolCall, ToolCall
 from composer_jax.data.chat.sampled_text import SampledText
 from composer_jax.data.chat.template_tools import TemplateToolsFormat
 from composer_jax.data.model_tokenizer import ModelTokenizer
@@ -56,19 +56,14 @@ class KimiCalls(CallForm):
         match = _ID.fullmatch(call_id)
         if not match:
             return MalformedToolCall(body.text, f"{call_id!r} is not the id of a call; write functions.NAME:INDEX")
-        if arguments in ("", "null"):
-            return read_arguments(body.text, match[1], None)
-        try:
-            return read_arguments(body.text, match[1], read_json(arguments, "the arguments", strict=False))
-        except ValueError as error:
-            return MalformedToolCall(body.text, str(error))
+        return read_arguments(body.text, match[1], arguments)
 
     def _halves(self, body: SampledText) -> tuple[str, str]:
         """Returns the id of a call and its arguments, as they are written."""
         place = body.find(self.argument)
         if place < 0:
             return body.text.strip(), ""
-        return body.text[:place].strip(), body.text[place + len(self.argument) :].strip()
+        return body.text[:place].strip(), body.text[place + len(self.argument) :]
 
 
 KIMI = KimiCalls()

@@ -49,7 +49,7 @@ class ConversationRow:
 def read_row(row: Any) -> ConversationRow:
     """Brings a row into OpenAI's form. Raises ValueError for a row of another form, which the message names."""
     if not isinstance(row, dict):
-        raise ValueError("there is no list of messages; a row is an object with messages")
+        raise ValueError("the row is not an object with messages")
     messages, columns = _messages(row)
     kwargs = row.get("chat_template_kwargs")
     if kwargs:
@@ -76,7 +76,7 @@ def _messages(row: Mapping[str, Any]) -> tuple[list[Any], tuple[str, ...]]:
     form = next((form for names, form in _OTHER_FORMS.items() if set(names) <= row.keys()), "")
     columns = ", ".join(sorted(map(repr, row)))[:200] or "no columns"
     raise ValueError(
-        f"there is no list of messages; the row has {columns}{f', which is {form}' if form else ''}, and SFT reads "
+        f"the row has {columns}{f' ({form})' if form else ''} and no list of messages that is not empty; SFT reads "
         "messages (OpenAI), conversations (ShareGPT), or prompt and completion"
     )
 

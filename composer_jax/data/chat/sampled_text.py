@@ -1,4 +1,4 @@
-"""The text of sampled ids, in which control tokens are told from text that spells them; and the calls in it."""
+"""SampledText: the text of sampled ids, which knows where control tokens are. scan_calls: the calls in such a text."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ class SampledText:
         self._places: dict[str, list[int]] = {}
         for place, name in controls:
             self._places.setdefault(name, []).append(place)
-        self._found: dict[
-            str, tuple[int, int]
-        ] = {}  # marker of ordinary text -> where it was last looked for, and found
+        self._found: dict[str, tuple[int, int]] = {}  # marker of ordinary text -> where it was looked for, and found
 
     @classmethod
     def of(cls, tok: ModelTokenizer, ids: Iterable[int]) -> SampledText:

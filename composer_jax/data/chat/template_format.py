@@ -40,7 +40,7 @@ from composer_jax.data.chat.messages import (
     join_content,
 )
 from composer_jax.data.chat.sampled_text import SampledText, ScannedMessage, scan_calls
-from composer_jax.data.chat.thinking import split_thinking
+from composer_jax.data.chat.thinking import split_thinking, with_thinking
 from composer_jax.data.model_tokenizer import ModelTokenizer
 from composer_jax.errors import UserError
 
@@ -90,8 +90,7 @@ class TemplateFormat(ChatFormat):
 
     def _find_thinking(self, newest: str) -> None:
         """Finds the white space around the thinking of a message. newest: a message that says _WORD."""
-        thinks = f"{THINKING[0]}\n{_THOUGHT}\n{THINKING[1]}\n\n{_SAID}"
-        thoughtful = self._added([Message("user", _ANCHOR)], [_say(thinks)])
+        thoughtful = self._added([Message("user", _ANCHOR)], [_say(with_thinking(_THOUGHT, _SAID))])
         kept = _FRAME.search(thoughtful.replace(_NO_MARK, ""))
         blank = None if kept else _BLANK.search(newest.replace(_NO_MARK, ""))
         # Whether the place of the thinking is empty at once (Kimi K2-Thinking, in messages without calls).
@@ -130,7 +129,9 @@ class TemplateFormat(ChatFormat):
         content may cut it at others that are mentioned.
         """
         thought, said = split_thinking(message.content)
-        if said != message.content and "reasoning_content" in self.template.source:
+        # A template that got thinking without an end would end it.
+        ends = said != message.content and THINKING[1] in message.content
+        if ends and "reasoning_content" in self.template.source:
             guarded = {
                 "content": self.control.guard(said, mark),
                 "reasoning_content": self.control.guard(thought, mark),
@@ -260,7 +261,7 @@ class TemplateFormat(ChatFormat):
         thought, said = thought.removesuffix(before), said.removeprefix(after).removesuffix(separator)
         if not thought.strip() and not said.lstrip().startswith(THINKING[0]):
             return said.lstrip("\n")
-        return f"{THINKING[0]}\n{thought}\n{THINKING[1]}\n\n{said}"
+        return with_thinking(thought, said)
 
     def without_thinking(self, sampled: Sequence[int]) -> list[int]:
         ids = list(sampled)

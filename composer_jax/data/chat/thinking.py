@@ -19,8 +19,12 @@ def join_thinking(reasoning: str, content: str) -> str:
         raise ValueError(f"holds {THINKING[1]}, which would end it early")
     if content.lstrip().startswith(THINKING[0]):
         raise ValueError(f"is given, and its content begins with {THINKING[0]}, too; keep one of them")
-    newlines = "\n"
-    return f"{THINKING[0]}\n{reasoning.strip(newlines)}\n{THINKING[1]}\n\n{content.lstrip(newlines)}"
+    return with_thinking(reasoning.strip("\n"), content.lstrip("\n"))
+
+
+def with_thinking(thought: str, said: str) -> str:
+    """Returns the content of a message with these two parts, as they are (messages.AssistantMessage)."""
+    return f"{THINKING[0]}\n{thought}\n{THINKING[1]}\n\n{said}"
 
 
 def split_thinking(text: str, thinks: bool = False) -> tuple[str, str]:

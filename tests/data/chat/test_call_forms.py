@@ -10,6 +10,7 @@ from composer_jax.data.chat.call_forms import CALL
 from composer_jax.data.chat.chat_format import Message
 from composer_jax.data.chat.control_text import ControlText
 from composer_jax.data.chat.messages import AssistantMessage, MalformedToolCall, ToolCall
+from composer_jax.data.chat.sampled_text import SampledText
 from composer_jax.data.chat.template_tools import TemplateToolsFormat
 from tests.data.formats import Declaration, decode, format_of
 
@@ -215,9 +216,38 @@ def test_schemas_of_clients_say_what_a_value_is(schema, text, value):
     assert chat.parse(as_sampled(chat, sampled), tools).calls == (ToolCall("f", {"a": value}),)
 
 
-@pytest.mark.parametrize("name", [*FORMS, "chatml"])
-@pytest.mark.parametrize("unit", ["<tool_call>", "<tool_call>\n<function=f>\n<parameter=a>\n", "<tool_call>f<arg_key>"])
-def test_a_message_that_repeats_a_marker_is_read_in_one_pass(name, unit):
-    """Quadratic reading of these would take minutes."""
+UNITS = (
+    "<tool_call>",
+    "<tool_call>f",
+    "<tool_call>f<arg_key>",
+    "<tool_call>f<arg_key>a</arg_key><arg_value>",
+    "<tool_call>\n<function=f>\n<parameter=a>\n",
+    "<tool_call>\n<function=f><tool_call>",
+    '<tool_call>{"a": "',
+    "</tool_call>",
+)
+
+
+@pytest.mark.parametrize("name", [*FORMS, "chatml", "kimi"])
+@pytest.mark.parametrize("unit", UNITS)
+def test_a_message_that_repeats_a_marker_is_read_in_one_pass(name, unit, monkeypatch):
+    """Twice the message costs twice the searches; models do repeat themselves until their context is full."""
     chat = format_of(name)
-    assert len(chat.parse(as_sampled(chat, unit * 5_000)).calls) == 5_000
+    searches = 0
+
+    def counted(method):
+        def search(self, *arguments):
+            nonlocal searches
+            searches += 1
+            return method(self, *arguments)
+
+        return search
+
+    for method in ("find", "next_control"):
+        monkeypatch.setattr(SampledText, method, counted(getattr(SampledText, method)))
+    costs = []
+    for count in (100, 200):
+        searches = 0
+        chat.parse(as_sampled(chat, unit * count))
+        costs.append(searches)
+    assert costs[1] <= 2 * costs[0] + 10

@@ -128,8 +128,8 @@ def with_call(arguments, name="read"):
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        ([], "there is no list of messages"),
-        ({"messages": []}, "there is no list of messages"),
+        ([], "the row is not an object with messages"),
+        ({"messages": []}, "no list of messages that is not empty"),
         ({"messages": [USER]}, "no message is the model's"),
         ({"messages": [USER, SAY, USER]}, "the conversation ends with a user"),
         ({"messages": [SAY]}, "message 1: the conversation begins with the model"),

@@ -15,6 +15,9 @@ from tests.many import many
 SIZE = 450  # ids from here on are in no vocabulary
 
 every_format = pytest.mark.parametrize("name", NAMES)
+every_parser = pytest.mark.parametrize(
+    "name", (*NAMES, "harmony", "kimi_thinking", "kimi_opens", "thinks", "opens", "xml")
+)
 harmony_too = pytest.mark.parametrize("name", (*NAMES, "harmony"))  # has one call per message, and rewrites histories
 READ = ToolCall("read", {"path": "a.py"})
 
@@ -130,7 +133,7 @@ def check_parse(name, ids):
         assert name == "harmony" or (answers[0][0] == chat.end) == (not message.complete)
 
 
-@harmony_too
+@every_parser
 @settings(max_examples=40)
 @given(data=st.data())
 def test_parse_is_total(name, data):
@@ -138,7 +141,7 @@ def test_parse_is_total(name, data):
 
 
 @pytest.mark.slow
-@harmony_too
+@every_parser
 def test_parse_is_total_on_thousands_of_messages(name):
     @settings(max_examples=many(3_000), suppress_health_check=list(HealthCheck))
     @given(ids=broken(name))

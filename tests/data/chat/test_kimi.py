@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer_jax.data.chat.chat_format import Message, declarations
@@ -17,10 +17,9 @@ from composer_jax.data.chat.messages import (
 )
 from composer_jax.data.chat.thinking import join_thinking, split_thinking
 from composer_jax.errors import UserError
-from tests.data.chat.test_formats import broken, by_turns, check_parse
+from tests.data.chat.test_formats import by_turns
 from tests.data.formats import Declaration, calls, contents, conversations, declared, decode, format_of
 from tests.data.model_folders import KIMI_THINKING_TOKENS, tokenizer_json, write_folder
-from tests.many import many
 
 CHAT, THINKING_CHAT, OPENS_CHAT = (format_of(name) for name in ("kimi", "kimi_thinking", "kimi_opens"))
 BEGUN = {"kimi_thinking": "<think>", "kimi_opens": ""}
@@ -217,24 +216,6 @@ def test_parse_reads_what_render_writes(name, data):
     assert chat.parse(ids) == AssistantMessage(read, tuple(asked), True)
     length = chat.thinking_length(ids)
     assert decode(chat, ids[:length]).endswith("</think>") and chat.without_thinking(ids) == ids[length:]
-
-
-@every_thinking_kimi
-@settings(max_examples=40)
-@given(data=st.data())
-def test_parse_is_total(name, data):
-    check_parse(name, data.draw(broken(name)))
-
-
-@pytest.mark.slow
-@every_thinking_kimi
-def test_parse_is_total_on_thousands_of_messages(name):
-    @settings(max_examples=many(3_000), suppress_health_check=list(HealthCheck))
-    @given(ids=broken(name))
-    def check(ids):
-        check_parse(name, ids)
-
-    check()
 
 
 @every_thinking_kimi

@@ -159,3 +159,9 @@ def test_a_call_is_not_ended_by_a_thinking_marker_that_is_spelled():
     body = chat.tokenizer.encode(call.partition("</tool_call>")[0])
     ids = [marks[0], *spelled, marks[1], *body, chat.tokenizer.id_of("</tool_call>"), marks[2], chat.end]
     assert chat.parse(ids).calls == ()
+
+
+@pytest.mark.parametrize("name", ["thinks", "keys"])
+def test_thinking_without_an_end_is_not_ended_silently(name):
+    with pytest.raises(ValueError, match="changes the content '<think>.nhm'"):
+        format_of(name).render_assistant("<think>\nhm", [])
