@@ -269,18 +269,19 @@ def compare(template: str, tokenizer: str, folder: Path) -> Result:
 
 
 def _turns(chat: ChatFormat, theirs: Theirs, result: Result, folder: Path) -> str:
-    def is_same(messages: Sequence[Message | AssistantMessage]) -> bool:
+    def is_same(messages: Sequence[Message | AssistantMessage]) -> bool | None:
+        """None if the format or the template refuses the conversation."""
         try:
             return turn_by_turn(chat, messages) == chat.render(messages)
-        except UserError as error:  # the template refuses the conversation
+        except (UserError, ValueError) as error:
             result.note(error, folder)
-            return True
-        except ValueError:  # the generation prompt ends the thinking
-            return False
+            return None
 
-    if all(is_same(messages) for messages in (*PLAIN[2:], *CALLS)):
-        return "equal"
-    if any(is_same(messages) for messages in ONE_TURN):
+    whole = [is_same(messages) for messages in (*PLAIN[2:], *CALLS)]
+    if False not in whole:
+        return "equal" if True in whole else "refused"
+    one_turn = [is_same(messages) for messages in ONE_TURN]
+    if True in one_turn:  # a template that thinks, or is asked not to, keeps one of the two
         return "one turn"
     return "continued" if theirs.answer(THOUGHT) is None else "different"
 

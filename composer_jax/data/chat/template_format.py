@@ -188,7 +188,10 @@ class TemplateFormat(ChatFormat):
             # The generation prompt goes beyond what the template writes before a message of a history, or the template
             # drops the thinking, so the content continues the prompt instead of being what the template makes of it.
             anchored = AssistantMessage(_ANCHOR, message.calls, True)
-            after = self._rest([history, anchored], mark=mark, calls_before=calls_before, anchors=2)
+            try:
+                after = self._rest([history, anchored], mark=mark, calls_before=calls_before, anchors=2)
+            except UserError as error:  # it looks for the end of thinking in the text of a call
+                raise ValueError(f"the chat template of {self.template.name} changes the calls {calls}") from error
             written = self._continued(content, mark) + after
         ids, _ = self._split(self.control.ids(written, mark))
         if not self._has_end:

@@ -165,3 +165,8 @@ def test_a_call_is_not_ended_by_a_thinking_marker_that_is_spelled():
 def test_thinking_without_an_end_is_not_ended_silently(name):
     with pytest.raises(ValueError, match="changes the content '<think>.nhm'"):
         format_of(name).render_assistant("<think>\nhm", [])
+
+
+def test_a_call_that_a_template_would_cut_is_refused():
+    with pytest.raises(ValueError, match="changes the calls .*</think>"):
+        format_of("opens").render_assistant("x", [ToolCall("read", {"path": "</think>"})])
