@@ -170,7 +170,7 @@ class Theirs:
     """transformers with the files of a folder."""
 
     def __init__(self, folder: Path) -> None:
-        from transformers import PreTrainedTokenizerFast
+        from transformers import PreTrainedTokenizerFast  # pyright: ignore[reportMissingImports]  # optional
 
         config = json.loads((folder / "tokenizer_config.json").read_text())
         tokens = {
