@@ -42,7 +42,7 @@ def prose() -> str:
 
 def prose_nll(model: Model) -> float:
     """Returns nats per token of the first PROSE_ROWS rows of ROW tokens of prose."""
-    ids = model.tokenizer.encode(prose())[: PROSE_ROWS * ROW]
+    ids = model.tokenizer.encode_document(prose())[: PROSE_ROWS * ROW]
     tokens = np.asarray(ids, np.int32).reshape(PROSE_ROWS, ROW)
     return -float(score(model.definition, model.params, model.router_bias, tokens, mesh=model.mesh).logprobs.mean())
 

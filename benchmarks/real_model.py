@@ -68,7 +68,7 @@ def note(text: str) -> None:
 def text_tokens(model: Model) -> np.ndarray:
     """Returns the first SCORED token ids of textwrap.py, int32 [1, SCORED]."""
     source = Path(textwrap.__file__).read_text(encoding="utf-8")
-    return np.asarray([model.tokenizer.encode(source)[:SCORED]], np.int32)
+    return np.asarray([model.tokenizer.encode_document(source)[:SCORED]], np.int32)
 
 
 def compare_with_transformers(model: Model, path: Path, tokens: np.ndarray, logprobs: np.ndarray) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def compare_with_transformers(model: Model, path: Path, tokens: np.ndarray, logp
     equal = 0
     with Progress(len(PROMPTS), "prompt", "greedy") as progress:
         for prompt in PROMPTS:
-            ids = model.tokenizer.encode(prompt)
+            ids = model.tokenizer.encode_document(prompt)
             ours = model.generate(ids, max_tokens=GREEDY, temperature=0.0)
             with torch.no_grad():
                 out = theirs.generate(torch.tensor([ids]), max_new_tokens=GREEDY, do_sample=False)[
@@ -134,7 +134,7 @@ def decode_fraction(model: Model) -> float:
     sampler = Sampler(model.definition, model.mesh, config, end_tokens=())
     sampler.update(model.params, model.router_bias, version=0)
     sampler.warm_up()
-    prompt = model.tokenizer.encode(PROMPTS[0])
+    prompt = model.tokenizer.encode_document(PROMPTS[0])
 
     async def sample_all() -> None:
         async with sampler.serving():

@@ -108,9 +108,9 @@ def _messages(
             messages.append(row)
             answers, calls = calls, calls + len(said.calls)
         else:
-            body = chat.user_body(node.tokens.tolist())
-            text = chat.tokenizer.decode(body)
-            messages.append(text_row("user", text, None if chat.tokenizer.encode(text) == body else body))
+            ids = node.tokens.tolist()
+            text, body = chat.user_text(ids), chat.user_body(ids)
+            messages.append(text_row("user", text, None if chat.user_body(chat.user([text])) == body else body))
     return messages, any("token_ids" in message for message in messages)
 
 

@@ -98,7 +98,7 @@ def _message(node: Node, later: list[Node], chat: ChatFormat, available: Iterabl
     elif node.kind == "tool":
         text = chat.answer_text(node.tokens.tolist())
     elif node.kind in ("summary_request", "carry"):
-        text = chat.tokenizer.decode(chat.user_body(node.tokens.tolist()))
+        text = chat.user_text(node.tokens.tolist())
     else:
         text = chat.text((node.sampled_tokens if node.sampled else node.tokens).tolist())
     version = int(node.versions[-1]) if node.sampled else None

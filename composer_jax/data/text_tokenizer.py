@@ -39,11 +39,18 @@ class TextTokenizer(Protocol):
         ...
 
     def encode(self, text: str) -> list[int]:
-        """Returns the ids of `text`, never a control token, even if the text spells one."""
+        """Returns the ids of `text`, never a control token, even if the text spells one.
+
+        Text that continues other text is meant: no tokenizer puts a space before it. `decode` returns the same text.
+        """
+        ...
+
+    def encode_document(self, text: str) -> list[int]:
+        """Returns the ids of a text by itself: as `encode`, but some published tokenizers put a space before it."""
         ...
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encodes many texts on all cores."""
+        """Returns `encode_document` of many texts, which are encoded on all cores."""
         ...
 
     def decode(self, ids: Iterable[int]) -> str:

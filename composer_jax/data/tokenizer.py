@@ -118,6 +118,10 @@ class Tokenizer:
         """
         return self._backend.encode(encodable(text), add_special_tokens=False).ids
 
+    def encode_document(self, text: str) -> list[int]:
+        """See TextTokenizer.encode_document."""
+        return self.encode(text)
+
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Encodes many texts on all cores."""
         encodings = self._backend.encode_batch_fast([encodable(t) for t in texts], add_special_tokens=False)

@@ -146,7 +146,7 @@ def encode_tasks(
         if isinstance(task, str):
             skipped[task] += 1
             continue
-        prompt = [*([] if tok.bos is None else [tok.bos]), *tok.encode(task.prompt)]
+        prompt = [*([] if tok.bos is None else [tok.bos]), *tok.encode_document(task.prompt)]
         answer = len(tok.encode(task.last + task.fence))
         max_tokens = answer + answer // 4 + 1
         if len(prompt) + max_tokens > max_context:

@@ -77,7 +77,10 @@ class MessageStream:
                 self._text += self._detokenizer.finish() + text
                 self._detokenizer = IncrementalDetokenizer(self._chat.tokenizer.decode)
             self._text += self._detokenizer.add(shown) if shown else ""
-        text = text_before(self._text, self._stop)
+        text = self._text.removeprefix(self._chat.lead)
+        if self._chat.lead.startswith(self._text):  # more of it can come
+            text = ""
+        text = text_before(text, self._stop)
         if not self._is_thinking():
             start = max(0, text.find(THINKING[1])) if self._has_thought() else 0
             text = text[:start] + text_before(text[start:], CALL[:1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from composer_jax.data.chat import call_forms, harmony_parts, kimi
 from composer_jax.data.chat.messages import THINKING
@@ -270,6 +270,34 @@ def tokenizer_json(tokens: dict[str, bool], texts: list[str] = TEXTS, vocab_size
         texts, trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, show_progress=False)
     )
     backend.add_tokens([AddedToken(text, special=special, normalized=False) for text, special in tokens.items()])
+    return backend.to_str()
+
+
+def sentencepiece_json(tokens: dict[str, bool], prefix: str, *, rstrip: bool = False) -> str:
+    """A BPE tokenizer in the style of SentencePiece, with added tokens (spelling -> whether it is called special).
+
+    prefix: where it puts a space: "each" (before each text between added tokens, by a normalizer), "always" (the same
+    by a pre-tokenizer, unless the text begins with one), "first" (before the first text only), or "never". rstrip:
+    whether the added tokens absorb the white space after them.
+    """
+    backend = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    names = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    texts = [*TEXTS, "I look. And now? The first line, two spaces: [ ] < > | /"] * 4
+    backend.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=450, special_tokens=names, show_progress=False))
+    spaces = normalizers.Replace(" ", "\u2581")
+    backend.pre_tokenizer = None
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), spaces]) if prefix == "each" else spaces
+    if prefix in ("always", "first"):
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=prefix, split=False)
+    steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence(steps if prefix == "never" else [*steps, decoders.Strip(" ", 1, 0)])
+    description = json.loads(backend.to_str())
+    description["added_tokens"] = []  # the bytes are ordinary tokens
+    backend = Tokenizer.from_str(json.dumps(description))
+    backend.add_tokens(
+        [AddedToken(text, special=special, normalized=False, rstrip=rstrip) for text, special in tokens.items()]
+    )
     return backend.to_str()
 
 

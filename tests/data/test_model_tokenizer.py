@@ -1,9 +1,11 @@
 """Tokenizers of published models: what every TextTokenizer offers, and where their files are read from."""
 
+import itertools
 import json
 
 import fsspec
 import pytest
+import tokenizers
 
 from composer_jax.data.chat.load_chat_format import load_chat_format, load_tokenizer
 from composer_jax.data.chat.messages import AssistantMessage, ToolCall
@@ -155,3 +157,32 @@ def test_every_end_token_ends_a_message():
     assert chat.parse(other) == AssistantMessage("so", (READ,), True) == chat.parse([*other, 1, 2])
     assert chat.close(other) == [END, *chat.close(whole)], "the template needs its own end"
     assert chat.bridge(other, ["x"])[0] == [END, *chat.bridge(whole, ["x"])[0]]
+
+
+def added(text, texts):
+    """A tokenizer with more tokens, which are not special."""
+    description = json.loads(text)
+    numbers = itertools.count(max(token["id"] for token in description["added_tokens"]) + 1)
+    entry = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": True, "special": False}
+    ids = [known if (known := description["model"]["vocab"].get(text)) is not None else next(numbers) for text in texts]
+    description["added_tokens"] += [{"id": i, "content": text, **entry} for i, text in zip(ids, texts, strict=True)]
+    return json.dumps(description)
+
+
+def test_added_tokens_that_are_text_are_no_control_tokens():
+    """White space, words and punctuation, even if the template has them; and what the tokenizer cuts otherwise."""
+    text = ("\n", "\n\n", "\t", "a", "message", "->", "{%", "<tool", "tool_call>")
+    description = added(QWEN_JSON, text)
+    tok = ModelTokenizer(description, QWEN + "->", "x")
+    assert tok.control.keys() == QWEN_TOKENS.keys()
+    ids = tok.encode("a\n\n\t->\nmessage")
+    assert ids == tokenizers.Tokenizer.from_str(description).encode("a\n\n\t->\nmessage").ids
+    assert len(ids) == 6 and tok.decode(ids) == "a\n\n\t->\nmessage"
+
+
+def test_a_template_with_added_line_ends_is_loaded():
+    template = "{% for m in messages %}\n{{ m.role }} {{ m.content }}<|im_end|>\n{% endfor %}"
+    texts = {"tokenizer": added(QWEN_JSON, ["\n"]), "chat_template": template, "tokenizer_config": "{}"}
+    chat = load_chat_format(Texts(**texts))
+    assert "\n" not in chat.tokenizer.control
+    assert chat.render_assistant("a\nb", [])[-4:] == [*chat.tokenizer.encode("a\nb"), END]

@@ -56,6 +56,8 @@ class ChatFormat(ABC):
     """Whether `parse` tells what the model thought from what it said."""
     generation_prompt: list[int]
     """The ids before a message of the model, which the model does not sample."""
+    lead: str = ""
+    """White space before the content of a message of the model, which `parse` leaves out."""
 
     @abstractmethod
     def render(self, messages: Conversation, tools: Iterable[ToolSpec] = ()) -> list[int]:
@@ -129,6 +131,10 @@ class ChatFormat(ABC):
         heads = (n for n in range(len(empty), -1, -1) if ids[:n] == empty[:n])
         head = next(n for n in heads if ids[len(ids) - (len(empty) - n) :] == empty[n:])
         return list(ids[head : len(ids) - (len(empty) - head)])
+
+    def user_text(self, ids: Sequence[int]) -> str:
+        """Returns the text of the body of a message that `user` made."""
+        return self.tokenizer.decode(self.user_body(ids))
 
     def text(self, ids: Sequence[int]) -> str:
         """Returns ids of messages as text to read: no control tokens, and no headings that the format can recognise."""

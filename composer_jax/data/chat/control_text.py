@@ -12,6 +12,8 @@ from typing import Any
 from composer_jax.data.chat.messages import THINKING
 from composer_jax.data.model_tokenizer import ModelTokenizer
 
+_WORD = "composer"  # stands for any text that does not end with a control token
+
 
 class ControlText:
     """Cuts text at the control tokens of a tokenizer."""
@@ -27,6 +29,8 @@ class ControlText:
         self._begins_in_said = _beginning([text for text in spelled if text not in THINKING])
         self._longest = max(map(len, spelled), default=1)
         self._spaced = any(text != text.strip() for text in spelled)
+        self._spelled = tuple(spelled)
+        self._absorbing = tuple(text for text in spelled if tok.control[text].rstrip)
         self._heads = {text[:n] for text in spelled for n in range(1, len(text))}
         self._tails = {text[n:] for text in spelled for n in range(1, len(text))}
 
@@ -58,16 +62,22 @@ class ControlText:
             return {self.broken(key, mark): self.broken(item, mark) for key, item in value.items()}
         return [self.broken(item, mark) for item in value] if isinstance(value, list) else value
 
-    def ids(self, text: str, mark: str) -> list[int]:
-        """Returns the ids of text that a template rendered from guarded values."""
+    def ids(self, text: str, mark: str, before: str = _WORD) -> list[int]:
+        """Returns the ids of text that a template rendered from guarded values.
+
+        before: the text before it, rendered likewise, of which the end matters; "" at the beginning of a conversation.
+        """
+        encode = self._tok.encode if before else self._tok.encode_document
+        if before.endswith(self._spelled) or before.rstrip().endswith(self._absorbing):
+            encode = self._tok.encode_after_control
         ids: list[int] = []
         at = 0
         for match in self._cut.finditer(text):
-            ids += self._tok.encode(text[at : match.start()].replace(mark, ""))
+            ids += encode(text[at : match.start()].replace(mark, ""))
             assert match.lastindex is not None  # every alternative of the pattern is a group
             ids.append(self._ids[match.lastindex - 1])
-            at = match.end()
-        return ids + self._tok.encode(text[at:].replace(mark, ""))
+            at, encode = match.end(), self._tok.encode_after_control
+        return ids + encode(text[at:].replace(mark, ""))
 
     def _enclosed(self, text: str, begins: re.Pattern[str], mark: str) -> str:
         """The text with `mark` at its ends, if it needs it, and after the first character of each match."""

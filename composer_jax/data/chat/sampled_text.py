@@ -34,12 +34,14 @@ class SampledText:
         parts: list[str] = []
         controls: list[tuple[int, str]] = []
         length = 0
+        before: list[int] = []  # a control token, after which some tokenizers put a space
         for name, run in groupby(ids, tok.names.get):
             for part in [list(run)] if name is None else ([i] for i in run):
                 if name is not None:
                     controls.append((length, name))
-                parts.append(tok.decode(part))
+                parts.append(tok.decode([*before, *part]).removeprefix(tok.decode(before)))
                 length += len(parts[-1])
+                before = part if name is not None else []
         return cls("".join(parts), controls, tok.control)
 
     def find(self, marker: str, start: int = 0) -> int:

@@ -18,6 +18,7 @@ from abc import abstractmethod
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from itertools import pairwise
 from os.path import commonprefix
 from typing import Any
 
@@ -71,17 +72,20 @@ class TemplateFormat(ChatFormat):
         self.tokenizer = tok
         self.template = template
         self.control = ControlText(tok)
-        self._prompt = self._added([Message("user", _ANCHOR)], (), opened=True)
-        self.generation_prompt = self._ids(self._prompt)
+        asked, self._prompt = self._before_and_added([Message("user", _ANCHOR)], (), opened=True)
+        self.generation_prompt = self._ids(self._prompt, asked)
+        self._prompted = asked + self._prompt  # the end of the text before a message of the model
         newest = self._added([Message("user", _ANCHOR)], [_say(_WORD)])
         # What every message of the model begins with. The generation prompt may go on, for instance with <think>.
         self._head = commonprefix([self._prompt, newest])
         # The thinking that the generation prompt begins and leaves open.
         begun = self._prompt.rpartition(THINKING[0])
         self._opening = "".join(begun[1:]) if begun[1] and THINKING[1] not in begun[2] else ""
-        written = newest[len(self._prompt) :].partition(_WORD)[0].replace(_NO_MARK, "")
-        # What the model is to write before every content, apart from thinking.
-        self._written = written if newest.startswith(self._prompt) and THINKING[0] not in written else ""
+        # What the model is to write before every content, apart from thinking: at least the tokenizer's own space.
+        written = self._before_word(newest[len(self._prompt) :] if newest.startswith(self._prompt) else _WORD)
+        has_thinking = any(marker in written for marker in THINKING)
+        self._written = self._before_word(_WORD) if has_thinking else written
+        self.lead = "" if self._written.strip() else self._written
         self._find_thinking(newest)
         self._find_ends()
         self.end_tokens = tuple(dict.fromkeys((self.end, self._end_of_calls, *end_tokens(self.end, tok))))
@@ -99,6 +103,10 @@ class TemplateFormat(ChatFormat):
         if blank:
             inside, after = blank.groups()
             self._frame = (inside[: len(inside) // 2], inside[len(inside) // 2 :], after)
+
+    def _before_word(self, text: str) -> str:
+        """What is decoded before _WORD in a text that follows the generation prompt."""
+        return self.tokenizer.decode(self._ids(text, self._prompted)).partition(_WORD)[0]
 
     def _find_ends(self) -> None:
         """Finds the ids that end messages of the model, and those between such an id and the next message."""
@@ -161,7 +169,7 @@ class TemplateFormat(ChatFormat):
             for step in steps:
                 if not step.startswith(before):
                     return self._render_whole(dicts, declared, mark)
-                added, before = self.control.ids(step[len(before) :], mark), step
+                added, before = self.control.ids(step[len(before) :], mark, before), step
                 ids += added
             if len(steps) > 1:
                 length = len(ids) - len(added)
@@ -193,7 +201,7 @@ class TemplateFormat(ChatFormat):
             except UserError as error:  # it looks for the end of thinking in the text of a call
                 raise ValueError(f"the chat template of {self.template.name} changes the calls {calls}") from error
             written = self._continued(content, mark) + after
-        ids, _ = self._split(self.control.ids(written, mark))
+        ids, _ = self._split(self.control.ids(written, mark, self._prompted))
         if not self._has_end:
             ids.append(self._end_of_calls if calls else self.end)
         self._check_read_back(ids, content, calls)
@@ -253,7 +261,8 @@ class TemplateFormat(ChatFormat):
         inside, before, after = self._frame
         begun = text.lstrip()
         if self._opening:
-            thinking = begun.removeprefix(THINKING[0]) if begun.startswith(THINKING[0]) else text
+            has_begun = begun.startswith(THINKING[0])
+            thinking = begun.removeprefix(THINKING[0]) if has_begun else text.removeprefix(self._written)
         elif begun.startswith(THINKING[0]):
             thinking = begun.removeprefix(THINKING[0]).removeprefix(inside)
         else:
@@ -299,12 +308,29 @@ class TemplateFormat(ChatFormat):
         return pieces
 
     def user(self, parts: Sequence[str | Sequence[int]], follows: Sequence[int] = ()) -> list[int]:
-        head, foot = self._user_frame
-        return [*self._without_end(head, follows), *self.encode_parts(parts), *foot]
+        head, space, foot = self._user_frame
+        first, *others = parts or [""]
+        if not isinstance(first, str):
+            has_space = self.tokenizer.decode(first).startswith(space)
+            begin = [*([] if has_space else self.tokenizer.encode(space)), *self.encode_parts([first])]
+        elif head and head[-1] in self.tokenizer.names:
+            begin = self.tokenizer.encode_after_control(space + first)
+        else:
+            begin = self.tokenizer.encode(space + first)
+        return [*self._without_end(head, follows), *begin, *self.encode_parts(others), *foot]
 
     def _without_end(self, frame: list[int], before: Sequence[int]) -> list[int]:
         """The ids of a frame, without the first one if the model sampled it as the end of its message."""
         return frame[1:] if not self._has_end and [*before[-1:]] == frame[:1] else frame
+
+    def user_body(self, ids: Sequence[int]) -> list[int]:
+        head, _, foot = self._user_frame
+        is_whole = self._has_end or [*ids[:1]] == head[:1]  # else the model sampled its first id
+        return list(ids[len(head) - (not is_whole) : len(ids) - len(foot)])
+
+    def user_text(self, ids: Sequence[int]) -> str:
+        before, text = super().user_text(self.user([_WORD])).partition(_WORD)[0], super().user_text(ids)
+        return text[len(commonprefix([before, text])) :]
 
     def answer_text(self, ids: Sequence[int]) -> str:
         text = self.tokenizer.decode(ids).removeprefix(self.tokenizer.names[self._end_of_calls])
@@ -317,8 +343,8 @@ class TemplateFormat(ChatFormat):
         """A mark that occurs in nothing that is rendered."""
         return self.control.mark(self._dicts(messages, tools, _NO_MARK), self.template.source)
 
-    def _ids(self, text: str) -> list[int]:
-        return self.control.ids(text, _NO_MARK)
+    def _ids(self, text: str, before: str = _ANCHOR) -> list[int]:
+        return self.control.ids(text, _NO_MARK, before)
 
     def _rest(
         self,
@@ -346,11 +372,23 @@ class TemplateFormat(ChatFormat):
         calls_before: int = 0,
     ) -> str:
         """The text that the template writes for new messages, after a history whose last message has the anchor."""
+        return self._before_and_added(history, new, opened=opened, mark=mark, calls_before=calls_before)[1]
+
+    def _before_and_added(
+        self,
+        history: Conversation,
+        new: Conversation,
+        *,
+        opened: bool = False,
+        mark: str = _NO_MARK,
+        calls_before: int = 0,
+    ) -> tuple[str, str]:
+        """The end of the text of the history, from its anchor on, and the text of the new messages, as `_added`."""
         before = self._rest(history, mark=mark, calls_before=calls_before)
         after = self._rest([*history, *new], opened=opened, mark=mark, calls_before=calls_before)
         if not after.startswith(before):
             raise self._not_isolated("it rewrites the end of a message when a later one comes")
-        return after[len(before) :]
+        return _ANCHOR + before, after[len(before) :]
 
     def _not_isolated(self, reason: str) -> UserError:
         return UserError(
@@ -365,9 +403,9 @@ class TemplateFormat(ChatFormat):
         """
         text = self.template.text(dicts, declared, False)
         pieces = text.split(self._head) if any(i in self.tokenizer.names for i in self._ids(self._head)) else [text]
-        ids = self.control.ids(pieces[0], mark)
-        for piece in pieces[1:]:
-            ids += [*self._ids(self._head), *self.control.ids(piece, mark)]
+        ids = self.control.ids(pieces[0], mark, "")
+        for before, piece in pairwise(pieces):
+            ids += [*self._ids(self._head, before), *self.control.ids(piece, mark, before + self._head)]
         if self._has_end and dicts[-1]["role"] == "assistant" and self.end in ids:
             del ids[len(ids) - ids[::-1].index(self.end) :]
         return [*ids, *self._last_end(dicts)]
@@ -413,32 +451,36 @@ class TemplateFormat(ChatFormat):
         calls = AssistantMessage(_ANCHOR, tuple(asked), True)
         new = [Message("tool", answer) for answer in answers]
         mark = self._mark([calls, *new])
-        return self.control.ids(self._added([Message("user", _WORD), calls], new, mark=mark), mark)
+        before, added = self._before_and_added([Message("user", _WORD), calls], new, mark=mark)
+        return self.control.ids(added, mark, before)
 
     @cached_property
-    def _user_frame(self) -> tuple[list[int], list[int]]:
-        """The ids before and after the body of a user message."""
+    def _user_frame(self) -> tuple[list[int], str, list[int]]:
+        """The ids before a user message's body, a space that becomes a part of its first word, the ids after it."""
         call = ToolCall(_WORD, {})
         histories: list[Conversation] = [
             [Message("user", _WORD), _say(_ANCHOR)],
             [Message("user", _WORD), _say(_WORD, call), Message("tool", _ANCHOR)],
         ]
-        frames = []
+        frames: list[tuple[str, str]] = []
         for history in histories:
             try:
-                added = self._added(history, [Message("user", _WORD)])
+                frames.append(self._before_and_added(history, [Message("user", _WORD)]))
             except UserError:
                 if not frames:
                     raise
                 continue  # the template refuses a user after an answer, for instance because both are the user's there
-            head, _, foot = added.partition(_WORD)
-            frames.append((self._ids(head), self._ids(foot)))
-        if frames[0] != frames[-1]:
+        (before, added), (_, other) = frames[0], frames[-1]
+        if self._ids(added) != self._ids(other):
             raise UserError(
                 f"the chat template of {self.template.name} writes a user message after a message of the model "
                 f"differently than after the answer of a tool; use another template"
             )
-        return frames[0]
+        head, _, foot = added.partition(_WORD)
+        space = head[len(head.rstrip(" ")) :] if self.tokenizer.joins_spaces else ""
+        if self._ids(head, before) == (ids := self._ids(head.removesuffix(space), before)):
+            space = ""  # a control token absorbs it
+        return ids, space, self._ids(foot)
 
     @cached_property
     def _answer_frames(self) -> list[re.Pattern[str]]:

@@ -116,7 +116,7 @@ class TextProcessor:
             if not prompt:
                 raise UserError("the prompt is empty; give a text to continue.")
             bos = self.tokenizer.bos
-            return self._check([*([] if bos is None else [bos]), *self.tokenizer.encode(prompt)])
+            return self._check([*([] if bos is None else [bos]), *self.tokenizer.encode_document(prompt)])
         return self._check(list(prompt))
 
     def encode_chat(self, messages: Messages, tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
