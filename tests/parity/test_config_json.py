@@ -6,6 +6,7 @@ import json
 import pytest
 
 from composer_jax.checkpoint.huggingface import hf_config, model_config
+from composer_jax.checkpoint.huggingface.families import FAMILIES
 from composer_jax.errors import UserError
 from composer_jax.models.rope import Yarn
 from tests.models.networks import NETWORKS
@@ -223,3 +224,56 @@ def test_the_text_tower_of_kimi_k2_5():
 def test_missing_keys_are_named():
     with pytest.raises(UserError, match=r"config\.json lacks kv_lora_rank, q_lora_rank\."):
         model_config({key: value for key, value in KIMI_K2.items() if key not in ("kv_lora_rank", "q_lora_rank")})
+
+
+MINIMAL = {
+    name: {key: value for key, value in config.items() if key in required}
+    for name, config in {**PUBLISHED, "kimi_k2": KIMI_K2 | {"model_type": "deepseek_v3"}}.items()
+    for family in FAMILIES
+    if family.model_type == config["model_type"]
+    for required in [{"model_type", "rope_theta", *(key for keys in family.fields.values() for key in keys.split())}]
+}
+"""Published configs without every key that may be left out."""
+
+
+@pytest.mark.parametrize("name", MINIMAL)
+def test_what_a_config_leaves_out_has_the_default_of_transformers(name):
+    """Of the whole minimal config, and of the published one without any one of its keys."""
+    from transformers import AutoConfig
+
+    published = PUBLISHED[name] if name in PUBLISHED else KIMI_K2 | {"model_type": "deepseek_v3"}
+    heads = {"num_key_value_heads": published["num_key_value_heads"]}  # of DeepSeek-V3's attention always all
+    less = [MINIMAL[name] | heads, *({k: v for k, v in published.items() if k != key} | heads for key in published)]
+    read = 0
+    for config in less:
+        try:
+            ours = model_config(config)
+        except UserError as error:
+            missing = set(published) - set(config)
+            assert any(f"lacks {key}" in str(error) or f"{key}=None" in str(error) for key in missing)
+            continue
+        assert ours == model_config(AutoConfig.for_model(**config).to_dict()), set(published) - set(config)
+        read += 1
+    assert read > len(published) - len(MINIMAL[name])
+
+
+@pytest.mark.parametrize("key", ["n_group", "topk_group", "n_shared_experts"])
+def test_a_default_that_transformers_and_the_published_code_do_not_share_has_to_be_stated(key):
+    """transformers has 8 groups, 4 of them chosen, and 1 shared expert; the code beside the weights has none."""
+    with pytest.raises(UserError, match=f"config.json lacks {key}"):
+        model_config({k: v for k, v in KIMI_K2.items() if k != key})
+
+
+@pytest.mark.parametrize("rope", [{}, {"rope_scaling": None}, {"rope_scaling": {}, "rope_theta": 10_000}])
+def test_gpt_oss_without_a_rescaling_has_that_of_its_family(rope):
+    from transformers import AutoConfig
+
+    config = {key: value for key, value in PUBLISHED["gpt_oss_20b"].items() if not key.startswith("rope_")} | rope
+    read = model_config(config)
+    assert read.yarn == Yarn(
+        factor=32.0, original_context=4096, beta_fast=32.0, beta_slow=1.0, mscale_all_dim=0.0, truncate=False
+    )
+    assert read.rope_theta == rope.get("rope_theta", 150_000)
+    assert read == model_config(AutoConfig.for_model(**config).to_dict())
+    plain = config | {"rope_parameters": {"rope_type": "default", "rope_theta": 5e4}}
+    assert model_config(plain).yarn is None and model_config(hf_config(model_config(plain))) == model_config(plain)

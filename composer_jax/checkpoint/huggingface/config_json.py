@@ -64,7 +64,7 @@ def model_config(hf_config: Mapping[str, Any]) -> ModelConfig:
         null_means_value = not value or key == "num_key_value_heads"
         if actual != value and not (actual is None and null_means_value):
             raise UserError(f"config.json has {key}={actual!r}; only {value!r} is supported.")
-    theta, scaling = _read_rope(hf_config, temperatures=family is DEEPSEEK_V3, default_theta=family.rope_theta)
+    theta, scaling = _read_rope(hf_config, family)
     fields = dict(family.fixed)
     for ours, key in keys.items():
         fields[ours] = _checked_value(key, hf_config[key], 1.0 if ours in _REAL else 1, optional=ours in _NULLABLE)
@@ -74,6 +74,8 @@ def model_config(hf_config: Mapping[str, Any]) -> ModelConfig:
     for ours in ("n_expert_groups", "topk_groups"):  # 0 or null groups mean one group
         if ours in fields:
             fields[ours] = fields[ours] or 1
+    if "n_shared_experts" in fields:
+        fields["n_shared_experts"] = fields["n_shared_experts"] or 0
     if family is not DEEPSEEK_V3:
         fields |= _heads(hf_config, family)
         _check_layer_types(hf_config, family)
@@ -88,7 +90,7 @@ def model_config(hf_config: Mapping[str, Any]) -> ModelConfig:
 
 
 _REAL = ("norm_eps", "routed_scaling_factor")
-_NULLABLE = ("q_lora_rank", "sliding_window")
+_NULLABLE = ("q_lora_rank", "sliding_window", "n_expert_groups", "topk_groups", "n_shared_experts")
 _EXPERTS_OFF = {"router_scores": "sigmoid", "normalise_gates": True}
 """Defaults of the expert fields that Qwen3-MoE sets otherwise, for a network of it in which no layer has experts."""
 
@@ -200,17 +202,11 @@ def count_mtp_modules(hf_config: Mapping[str, Any]) -> int:
     return counts[0] or counts[1] or 0
 
 
-def _read_rope(
-    hf_config: Mapping[str, Any], *, temperatures: bool, default_theta: float | None
-) -> tuple[float, RopeScaling | None]:
+def _read_rope(hf_config: Mapping[str, Any], family: Family) -> tuple[float, RopeScaling | None]:
     """Returns (theta, rescaling) of the rotary embedding of a config.json.
 
     transformers 5 stores both in rope_parameters; earlier versions store rope_theta at the top and the rescaling in
-    rope_scaling. Both are read, and both are written.
-
-    Args:
-      temperatures: whether the attention of this family reads DeepSeek's mscale and mscale_all_dim.
-      default_theta: the base where config.json has none; None: it has to have one.
+    rope_scaling. Both are read, and both are written. What config.json leaves out is the family's.
 
     Raises:
       UserError: a missing or bad value, or a rescaling that is not supported.
@@ -220,18 +216,18 @@ def _read_rope(
     for section in sections:
         if not isinstance(section, Mapping):
             raise UserError(f"config.json scales positions by {section!r}, which is not an object.")
-    rope = sections[0] or sections[1]
+    rope = sections[0] or sections[1] or family.rope_scaling or {}
     thetas = [section["rope_theta"] for section in (rope, sections[1], hf_config) if "rope_theta" in section]
-    if not thetas and default_theta is None:
+    if not thetas and family.rope_theta is None:
         raise UserError("config.json lacks rope_theta.")
-    theta = float(_checked_value("rope_theta", thetas[0] if thetas else default_theta, 1.0))
+    theta = float(_checked_value("rope_theta", thetas[0] if thetas else family.rope_theta, 1.0))
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":
         return theta, None
     if kind == "llama3":
         return theta, _read_llama3(rope)
     if kind == "yarn":
-        return theta, _read_yarn(rope, hf_config, temperatures=temperatures)
+        return theta, _read_yarn(rope, hf_config, temperatures=family is DEEPSEEK_V3)
     raise UserError(f"config.json scales positions by {kind!r}; only 'default', 'llama3' and 'yarn' are supported.")
 
 
@@ -245,6 +241,7 @@ def _read_llama3(rope: Mapping[str, Any]) -> Llama3Rope:
 
 
 def _read_yarn(rope: Mapping[str, Any], hf_config: Mapping[str, Any], *, temperatures: bool) -> Yarn:
+    """temperatures: whether the attention of the family reads DeepSeek's mscale and mscale_all_dim."""
     if rope.get("attention_factor") is not None:
         raise UserError(f"config.json has attention_factor={rope['attention_factor']!r}; only null is supported.")
     if "factor" not in rope:

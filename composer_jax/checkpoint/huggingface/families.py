@@ -54,6 +54,8 @@ class Family:
     """Width of a head where config.json has no head_dim; None: hidden_size over num_attention_heads."""
     rope_theta: float | None = None
     """Rotary base where config.json has none; None: it has to have one."""
+    rope_scaling: Mapping[str, Any] | None = None
+    """Rescaling of positions where config.json says nothing about it; None: there is none."""
 
 
 DEEPSEEK_V3 = Family(
@@ -72,8 +74,12 @@ DEEPSEEK_V3 = Family(
         "expert_ff_dim": "moe_intermediate_size",
         "n_experts": "n_routed_experts",
         "routed_scaling_factor": "routed_scaling_factor",
+        # Without these keys, transformers has other values than the code that is published beside the weights.
+        "n_expert_groups": "n_group",
+        "topk_groups": "topk_group",
+        "n_shared_experts": "n_shared_experts",
     },
-    optional=_TIED | _GROUPED | {"n_shared_experts": ("n_shared_experts", 0)},
+    optional=_TIED,
     only={
         "scoring_func": "sigmoid",
         "topk_method": "noaux_tc",
@@ -175,6 +181,16 @@ GPT_OSS = Family(
         "attention_sinks": True,
         "qk_norm": False,
         "full_attention_every": 2,
+    },
+    head_dim=64,
+    rope_theta=150_000.0,
+    rope_scaling={
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
     },
 )
 
