@@ -2,13 +2,17 @@
 
 import json
 import math
+from pathlib import Path
 
 import jax
 import ml_dtypes
 import numpy as np
 import pytest
 
+from composer_jax.checkpoint.folder import Folder
 from composer_jax.checkpoint.huggingface import hf_config, load_hf
+from composer_jax.checkpoint.huggingface.quantized import CheckpointFiles
+from composer_jax.checkpoint.huggingface.safetensors_files import SafetensorsFolder
 from composer_jax.errors import UserError
 from composer_jax.parallel.mesh import make_mesh
 from tests.checkpoint.hf_folder import CONFIG, WEIGHTS, assert_same, write_folder
@@ -148,3 +152,75 @@ def test_mxfp4(tmp_path):
     del stored["model.layers.1.mlp.experts.down_proj_scales"]
     with pytest.raises(UserError, match="experts.down_proj_scales is missing"):
         load_hf(write_folder(tmp_path / "wrong", described, stored))
+
+
+def retype(folder: Path, name: str, dtype: str) -> None:
+    """Calls the bytes of a tensor something else."""
+    file = folder / "model.safetensors"
+    data = file.read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    header[name]["dtype"] = dtype
+    encoded = json.dumps(header).encode()
+    file.write_bytes(len(encoded).to_bytes(8, "little") + encoded + data[end:])
+
+
+PROJECTION = "model.layers.0.self_attn.o_proj.weight"
+
+
+def test_scales_that_are_powers_of_two_are_read_exactly(tmp_path):
+    power = np.array([[127, 120], [1, 200]], np.uint8)
+    stored = {PROJECTION: np.linspace(-448, 448, 16 * 12).astype(ml_dtypes.float8_e4m3fn).reshape(16, 12)}
+    stored[f"{PROJECTION}_scale_inv"] = power.view(ml_dtypes.float8_e8m0fnu)
+    folder = write_folder(tmp_path / "fp8", {}, stored)
+    files = CheckpointFiles(SafetensorsFolder(Folder(folder)), {"quant_method": "fp8", "weight_block_size": [10, 10]})
+    scale = np.ldexp(np.float32(1), power.astype(np.int32) - 127).repeat(10, 0)[:16].repeat(10, 1)[:, :12]
+    np.testing.assert_array_equal(files.read(PROJECTION), stored[PROJECTION].astype(np.float32) * scale)
+
+    weight = np.linspace(-6, 6, 2 * 32 * 3).astype(np.float32).reshape(2, 32, 3)
+    blocks, scales, meant = mxfp4(weight)
+    stored = {"down_proj_blocks": blocks, "down_proj_scales": scales.view(ml_dtypes.float8_e8m0fnu)}
+    folder = write_folder(tmp_path / "mxfp4", {}, stored)
+    files = CheckpointFiles(SafetensorsFolder(Folder(folder)), {"quant_method": "mxfp4"})
+    np.testing.assert_array_equal(files.read("down_proj"), meant)
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    # All of safetensors 0.8 that are no weights here, and one that there is not.
+    "BOOL U8 I8 F8_E5M2 F8_E8M0 F8_E4M3FNUZ F8_E5M2FNUZ I16 U16 I32 U32 C64 I64 U64 F4 F6_E2M3 F6_E3M2 F9".split(),
+)
+def test_numbers_that_are_no_weights_are_refused_by_name(tmp_path, dtype):
+    folder = write_folder(tmp_path / "folder", hf_config(CONFIG), float_tensors())
+    retype(folder, PROJECTION, dtype)
+    sizes = {"F8_E8M0": 1, "U8": 1, "I32": 4, "I64": 8}
+    damaged = dtype in sizes and sizes[dtype] != 4
+    with pytest.raises(UserError, match=f"{PROJECTION} .*bytes for" if damaged else f"{PROJECTION} is {dtype}; floats"):
+        load_hf(folder)
+    if dtype not in sizes:
+        with pytest.raises(UserError, match=f"{PROJECTION} in model.safetensors is {dtype}; F64, .* can be read"):
+            SafetensorsFolder(Folder(folder)).read(PROJECTION)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "name", "was", "dtype"),
+    [
+        ({"quant_method": "fp8", "weight_block_size": [8, 8]}, "x.weight_scale_inv", np.float32, "I32"),
+        (int4_config(), "x.weight_scale", np.float32, "U32"),
+        ({"quant_method": "mxfp4"}, "x_scales", np.uint8, "I8"),
+        ({"quant_method": "mxfp4"}, "x_blocks", np.uint8, "F4"),
+    ],
+)
+def test_scales_of_other_numbers_are_refused_by_name(tmp_path, quantization, name, was, dtype):
+    tensors = {
+        "x.weight_scale_inv": {"x.weight": np.zeros((8, 8), ml_dtypes.float8_e4m3fn)},
+        "x.weight_scale": {"x.weight_packed": np.zeros((1, 1), np.int32)},
+        "x_scales": {"x_blocks": np.zeros((1, 1, 1, 16), np.uint8)},
+        "x_blocks": {"x_scales": np.zeros((1, 1, 1), np.uint8)},
+    }[name]
+    shape = {"x_scales": (1, 1, 1), "x_blocks": (1, 1, 1, 16)}.get(name, (1, 1))
+    folder = write_folder(tmp_path / "folder", {}, {**tensors, name: np.zeros(shape, was)})
+    CheckpointFiles(SafetensorsFolder(Folder(folder)), quantization)
+    retype(folder, name, dtype)
+    with pytest.raises(UserError, match=f"{name} is {dtype}; .* can be read"):
+        CheckpointFiles(SafetensorsFolder(Folder(folder)), quantization)

@@ -5,6 +5,8 @@ int4   Kimi K2.5 (compressed-tensors, pack-quantized): w = q * scale of its grou
        q in -8 .. 7, stored as q + 8, eight to an int32, the first in the lowest bits
 mxfp4  gpt-oss (OCP Microscaling Formats 1.0): w = q * 2^(scale - 127) of its group of 32 weights along the input;
        q in float4 e2m1, two to a byte, the first in the lower half; matrices are [out, in] here, [in, out] as floats
+
+Scales of fp8 and mxfp4 may be stored as powers of two (F8_E8M0).
 """
 
 from collections.abc import Mapping
@@ -16,6 +18,7 @@ from composer_jax.checkpoint.huggingface.safetensors_files import DTYPES, Safete
 from composer_jax.errors import UserError
 
 _PER_WORD = 8  # 4-bit values in an int32
+_FLOATS = ("F64", "F32", "F16", "BF16")
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 
 
@@ -34,11 +37,11 @@ def dequantize_int4(packed: np.ndarray, scale: np.ndarray) -> np.ndarray:
 
 
 def dequantize_mxfp4(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """Returns float32 [E,I,O] from uint8 [E,O,I/32,16] and uint8 exponents [E,O,I/32]."""
+    """Returns float32 [E,I,O] from uint8 [E,O,I/32,16] and exponents of one byte [E,O,I/32]."""
     q = np.empty((*blocks.shape, 2), np.float32)  # filled and scaled in place, because it can be gigabytes
     q[..., 0], q[..., 1] = _E2M1[blocks & 15], _E2M1[blocks >> 4]
     values = q.reshape(*blocks.shape[:3], 32)
-    np.ldexp(values, scales.astype(np.int32)[..., None] - 127, out=values)
+    np.ldexp(values, scales.view(np.uint8).astype(np.int32)[..., None] - 127, out=values)
     return values.reshape(*blocks.shape[:2], -1).transpose(0, 2, 1)
 
 
@@ -89,7 +92,7 @@ class CheckpointFiles:
                 shape = (shape[0], 32 * shape[2], shape[1])
             elif tensor.dtype == "F8_E4M3":
                 self._require_fp8(name, stored)
-            elif tensor.dtype not in ("F64", "F32", "F16", "BF16"):
+            elif tensor.dtype not in _FLOATS:
                 raise UserError(f"{name} is {tensor.dtype}; floats, fp8 in blocks, packed int4 and mxfp4 can be read.")
             self.shapes[plain], self.sizes[plain] = shape, tensor.size
 
@@ -114,6 +117,7 @@ class CheckpointFiles:
         scale = stored.get(f"{name}_scale_inv")
         if scale is None or scale.shape != expected:
             raise UserError(f"{name}_scale_inv {_describe(scale)}; {list(expected)} belongs to {list(shape)} in fp8.")
+        _require_dtype(f"{name}_scale_inv", scale, (*_FLOATS, "F8_E8M0"))
 
     def _require_int4(self, name: str, stored: Mapping[str, TensorSpan]) -> None:
         if self._group is None:
@@ -129,17 +133,22 @@ class CheckpointFiles:
                 f"{name}_scale {_describe(scale)}; {list(expected)} belongs to groups of {self._group} of "
                 f"{words * _PER_WORD}."
             )
+        _require_dtype(f"{name}_scale", scale, _FLOATS)
 
     def _require_mxfp4(self, name: str, stored: Mapping[str, TensorSpan]) -> None:
-        shape = stored[f"{name}_blocks"].shape
-        scale = stored.get(f"{name}_scales")
-        dtypes = {tensor.dtype for tensor in (stored[f"{name}_blocks"], scale) if tensor is not None}
-        if dtypes != {"U8"}:
-            raise UserError(f"{name}_blocks and {name}_scales are {', '.join(sorted(dtypes))}; U8 can be read.")
+        blocks, scale = stored[f"{name}_blocks"], stored.get(f"{name}_scales")
+        shape = blocks.shape
+        _require_dtype(f"{name}_blocks", blocks, ("U8",))
         if len(shape) != 4 or shape[3] != 16 or scale is None or scale.shape != shape[:3]:
             raise UserError(
                 f"{name}_blocks is {list(shape)}, {name}_scales {_describe(scale)}; [E,O,G,16] and [E,O,G] are needed."
             )
+        _require_dtype(f"{name}_scales", scale, ("U8", "F8_E8M0"))
+
+
+def _require_dtype(name: str, tensor: TensorSpan, dtypes: tuple[str, ...]) -> None:
+    if tensor.dtype not in dtypes:
+        raise UserError(f"{name} is {tensor.dtype}; {' or '.join(dtypes)} can be read.")
 
 
 def _describe(scale: TensorSpan | None) -> str:

@@ -24,6 +24,7 @@ DTYPES: dict[str, np.dtype] = {
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
     "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
     "I64": np.dtype(np.int64),
     "I32": np.dtype(np.int32),
     "U8": np.dtype(np.uint8),
@@ -60,7 +61,10 @@ class SafetensorsFolder:
                 self.tensors[name] = stored
 
     def read(self, name: str) -> np.ndarray:
+        """Returns a tensor as it is stored. Raises UserError for a dtype that is not in DTYPES."""
         stored = self.tensors[name]
+        if stored.dtype not in DTYPES:
+            raise UserError(f"{name} in {stored.file} is {stored.dtype}; {', '.join(DTYPES)} can be read.")
         data = self.folder.read(stored.file, stored.begin, stored.size)
         return data.view(DTYPES[stored.dtype]).reshape(stored.shape)
 
@@ -96,7 +100,7 @@ class SafetensorsFolder:
             spans = {
                 name: TensorSpan(
                     file,
-                    entry["dtype"],
+                    str(entry["dtype"]),
                     tuple(entry["shape"]),
                     8 + length + entry["data_offsets"][0],
                     entry["data_offsets"][1] - entry["data_offsets"][0],
@@ -106,7 +110,7 @@ class SafetensorsFolder:
         except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
             raise UserError(f"the header of {where} is damaged ({error}); fetch the file again.") from error
         for name, stored in spans.items():
-            if stored.dtype in DTYPES:  # tensors of other dtypes are never read
+            if stored.dtype in DTYPES:
                 size = math.prod(stored.shape) * DTYPES[stored.dtype].itemsize
                 if stored.size != size:
                     raise UserError(f"{name} in {where} has {stored.size} bytes for {size}; the file is damaged.")
