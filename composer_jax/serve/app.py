@@ -148,9 +148,11 @@ async def _tokenize(service: Service, request: Request, client: Client) -> Respo
     body = parse_body(TextBody, await read_body(request, service.limits))
     if (body.prompt is None) == (body.messages is None):
         raise ApiError("give either prompt or messages.")
+    if body.messages is not None and (body.parse_special or body.add_special_tokens):
+        raise ApiError("parse_special and add_special_tokens are of a prompt; leave them out with messages.")
     try:
         ids = (
-            service.text.encode_prompt(body.prompt)
+            service.text.encode_prompt(body.prompt, **body.encode_options())
             if body.messages is None
             else await chat_completions.encode(service, body.messages, body.tools or [])
         )

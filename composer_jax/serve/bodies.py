@@ -59,6 +59,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "continue_final_message": (None, False),
     "add_generation_prompt": (None, True),
     "truncation": (None, "disabled"),
+    "parse_special": (None, False),
+    "add_special_tokens": (None, False),
 }
 """Fields that would change the answer and are not built, with the values that change nothing."""
 
@@ -182,7 +184,21 @@ class ChatBody(DetailedBody):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
-class CompletionBody(DetailedBody):
+class PromptBody(BaseModel):
+    """How the text of a prompt is encoded."""
+
+    parse_special: StrictBool | None = None
+    """Whether control tokens that the text spells are those tokens (llama.cpp's name); characters by default."""
+    add_special_tokens: StrictBool | None = None
+    """Whether the token with which texts begin is put before the prompt (vLLM's name), which it is by default."""
+
+    def encode_options(self) -> dict[str, bool]:
+        """Returns the keywords of TextProcessor.encode_prompt that the body states."""
+        options = {"parse_special": self.parse_special, "add_special_tokens": self.add_special_tokens}
+        return {name: value for name, value in options.items() if value is not None}
+
+
+class CompletionBody(DetailedBody, PromptBody):
     """Of POST /v1/completions."""
 
     prompt: StrictStr | list[StrictStr] | list[StrictInt] | list[list[StrictInt]]
@@ -219,8 +235,8 @@ class ResponsesBody(SamplingBody):
         return self.max_output_tokens
 
 
-class TextBody(BaseModel):
-    """Of POST /tokenize: a text, or a conversation."""
+class TextBody(PromptBody):
+    """Of POST /tokenize: a text, or a conversation, of which the template writes the control tokens."""
 
     prompt: StrictStr | None = None
     messages: list[dict[str, Any]] | None = None

@@ -25,7 +25,7 @@ async def submit(service: Service, body: CompletionBody, client: Client) -> list
     prompts: list[Any] = list(body.prompt) if many else [body.prompt]
     if len(prompts) > MOST_PROMPTS:
         raise ApiError(f"there are {len(prompts)} prompts; send at most {MOST_PROMPTS}.", param="prompt")
-    return service.submit([await _encode(service, prompt) for prompt in prompts], body, client)
+    return service.submit([await _encode(service, prompt, body) for prompt in prompts], body, client)
 
 
 async def complete(service: Service, body: CompletionBody, choices: Sequence[Choice]) -> dict[str, Any]:
@@ -76,9 +76,9 @@ def _head(service: Service) -> dict[str, Any]:
     return {"id": new_id("cmpl"), "object": "text_completion", "created": int(time.time()), "model": service.name}
 
 
-async def _encode(service: Service, prompt: str | list[int]) -> list[int]:
+async def _encode(service: Service, prompt: str | list[int], body: CompletionBody) -> list[int]:
     try:
-        return await asyncio.to_thread(service.text.encode_prompt, prompt)
+        return await asyncio.to_thread(service.text.encode_prompt, prompt, **body.encode_options())
     except UserError as error:
         raise refused_prompt(error, "prompt") from error
 

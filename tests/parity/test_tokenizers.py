@@ -1,12 +1,15 @@
 """Published tokenizers in the style of SentencePiece: ids of conversations are those of the transformers library."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from composer_jax.data.chat.chat_format import Message
 from composer_jax.data.chat.load_chat_format import load_chat_format, load_tokenizer
 from composer_jax.data.chat.messages import AssistantMessage
+from composer_jax.data.chat.text_processor import TextProcessor
+from composer_jax.data.text_files import text_files
 from composer_jax.serve.message_stream import TextStream
 from tests.data.chat.test_sentencepiece import DIRECT, INST, LINES, WORDS
 from tests.parity.published import template, tokenizer_folder
@@ -86,3 +89,13 @@ def test_white_space_of_gemma_is_text():
     assert tok.encode("\n") == [107] and tok.encode("\n\n\t") == [108, 255968]
     assert {"<start_of_turn>", "<end_of_turn>", "<bos>"} <= tok.control.keys()
     assert not any(text.isspace() for text in tok.control)
+
+
+def test_a_prompt_of_qwen_that_fills_in_the_middle():
+    from transformers import PreTrainedTokenizerFast
+
+    folder = tokenizer_folder("qwen3")
+    text = TextProcessor(text_files(folder), SimpleNamespace(vocab_size=200_000, max_context=4096), "qwen3")
+    theirs = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    prompt = "<|repo_name|>x\n<|file_sep|>a.py\n<|fim_prefix|>def f():\n    <|fim_suffix|>\n\nf()<|fim_middle|>"
+    assert text.encode_prompt(prompt, parse_special=True) == theirs.encode(prompt, add_special_tokens=False)

@@ -266,3 +266,27 @@ def test_texts_and_ids(network_url, text):
     assert httpx.post(f"{network_url}/detokenize", json={"tokens": ids["tokens"]}).json()["prompt"] == "def f():"
     chat = httpx.post(f"{network_url}/tokenize", json={"messages": ASK["messages"]}).json()
     assert chat["tokens"] == text.encode_chat(ASK["messages"]) and chat["max_model_len"] == 512
+
+
+def test_control_tokens_of_a_prompt_are_read_on_request(client, text):
+    prompt = "a<|im_end|>b"
+    plain, parsed = text.encode_prompt(prompt), text.encode_prompt(prompt, parse_special=True)
+    assert len(parsed) < len(plain)
+    for fields, ids in (({}, plain), ({"parse_special": None}, plain), ({"parse_special": True}, parsed)):
+        assert client.post("/tokenize", json={"prompt": prompt} | fields).json()["tokens"] == ids
+        body = {"prompt": [prompt, prompt], "max_tokens": 1, "return_token_ids": True} | fields
+        choices = client.post("/v1/completions", json=body).json()["choices"]
+        assert [choice["prompt_token_ids"] for choice in choices] == [ids, ids]
+    no_start = client.post("/tokenize", json={"prompt": "a", "add_special_tokens": False}).json()
+    assert no_start["tokens"] == text.tokenizer.encode_document("a")
+
+
+@pytest.mark.parametrize("field", ["parse_special", "add_special_tokens"])
+def test_how_control_tokens_are_read_is_true_or_false_and_of_a_prompt(client, field):
+    for path in ("/tokenize", "/v1/completions"):
+        for value in ("yes", 1, []):
+            answer = client.post(path, json={"prompt": "a", field: value})
+            assert answer.status_code == 400 and field in answer.json()["error"]["message"]
+    for path in ("/tokenize", "/v1/chat/completions"):
+        answer = client.post(path, json={"messages": ASK["messages"], field: True})
+        assert answer.status_code == 400 and field in answer.json()["error"]["message"]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 
 from composer_jax.data.chat.chat_format import ChatFormat, Message
+from composer_jax.data.chat.control_text import ControlText
 from composer_jax.data.chat.conversations import assistant_row, read_messages, read_tools, text_row
 from composer_jax.data.chat.load_chat_format import (
     GenerationDefaults,
@@ -19,6 +20,7 @@ from composer_jax.data.chat.load_chat_format import (
 )
 from composer_jax.data.chat.messages import AssistantMessage
 from composer_jax.data.chat.sampling_params import SamplingParams
+from composer_jax.data.model_tokenizer import ModelTokenizer
 from composer_jax.data.text_files import TextFiles
 from composer_jax.data.text_tokenizer import TextTokenizer, check_vocab_size
 from composer_jax.errors import UserError
@@ -107,17 +109,33 @@ class TextProcessor:
         strings = (stop,) if isinstance(stop, str) else tuple(stop)
         return SamplingParams(options.get("max_tokens", MAX_TOKENS), **fields, stop_strings=strings)
 
-    def encode_prompt(self, prompt: str | Sequence[int]) -> list[int]:
-        """Returns the ids of a text to continue, after the id with which texts begin; ids stay as they are.
+    def encode_prompt(
+        self, prompt: str | Sequence[int], *, parse_special: bool = False, add_special_tokens: bool = True
+    ) -> list[int]:
+        """Returns the ids of a text to continue; ids stay as they are.
 
-        Raises UserError for an empty prompt, one that fills the context, or ids that the network does not have.
+        Args:
+          parse_special: whether the control tokens that the text spells are those tokens, instead of characters.
+          add_special_tokens: whether the id with which texts begin is put before it, unless it is there.
+
+        Raises UserError for an empty prompt, one that fills the context, ids that the network does not have, or
+        `parse_special` with our own tokenizer, whose control tokens have no spelling.
         """
-        if isinstance(prompt, str):
-            if not prompt:
-                raise UserError("the prompt is empty; give a text to continue.")
-            bos = self.tokenizer.bos
-            return self._check([*([] if bos is None else [bos]), *self.tokenizer.encode_document(prompt)])
-        return self._check(list(prompt))
+        if not isinstance(prompt, str):
+            return self._check(list(prompt))
+        if not prompt:
+            raise UserError("the prompt is empty; give a text to continue.")
+        ids = self._encode_control(prompt) if parse_special else self.tokenizer.encode_document(prompt)
+        bos = self.tokenizer.bos if add_special_tokens else None
+        return self._check(ids if bos is None or ids[:1] == [bos] else [bos, *ids])
+
+    def _encode_control(self, prompt: str) -> list[int]:
+        if not isinstance(self.tokenizer, ModelTokenizer):
+            raise UserError(
+                f"the control tokens of {self.name} cannot be spelled; send their ids, or no parse_special."
+            )
+        control = ControlText(self.tokenizer)
+        return control.ids(prompt, control.mark(prompt), before="")
 
     def encode_chat(self, messages: Messages, tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         """Returns the ids of a conversation and of the beginning of the model's answer.
