@@ -75,6 +75,20 @@ def test_a_streamed_message_has_the_text_of_the_whole_one(tmp_path, prefix, temp
         assert "".join([*pieces, last.content]) == message.content == said
 
 
+@pytest.mark.parametrize("template", ["direct", "lines", "words", "inst"])
+@pytest.mark.parametrize("prefix", ["each", "always", "first", "never"])
+def test_answers_of_tools_turn_by_turn_are_those_of_the_whole(tmp_path, prefix, template):
+    chat = load_chat_format(write_folder(tmp_path, sentencepiece_json(TOKENS, prefix), TEMPLATES[template]))
+    calls = (ToolCall("read", {"path": "a.py"}), ToolCall("read", {"path": "b.py"}))
+    answers = ["def f():\n    return 1", "x"]
+    sampled = chat.render_assistant("I look.", calls)
+    pieces = chat.bridge(sampled, answers)
+    assert [chat.answer_text(piece) for piece in pieces] == answers
+    turns = [*chat.render(MESSAGES[:1]), *chat.generation_prompt, *sampled, *sum(pieces, [])]
+    messages = [MESSAGES[0], AssistantMessage("I look.", calls, True), *(Message("tool", text) for text in answers)]
+    assert turns == chat.render(messages)
+
+
 def test_a_call_after_a_control_token_is_read(tmp_path):
     chat = load_chat_format(write_folder(tmp_path, sentencepiece_json(TOKENS, "each"), DIRECT))
     for content in ("", "I look."):
