@@ -1,5 +1,6 @@
 """Published tokenizers in the style of SentencePiece: ids of conversations are those of the transformers library."""
 
+import functools
 import json
 from types import SimpleNamespace
 
@@ -19,6 +20,11 @@ pytestmark = pytest.mark.parity
 ASK = "hi, \u4e2d\U0001f600\n\n\n  def f():\n\treturn [1]"
 SAID = AssistantMessage("I look.\n\n    x = 1 ", (), True)
 NEXT = "  And now? <s> <end_of_turn>"
+
+
+@functools.cache
+def tokenizer(name):
+    return load_tokenizer(tokenizer_folder(name))
 
 
 def load(tmp_path, name, source, added=()):
@@ -71,7 +77,7 @@ def test_ids_are_those_of_transformers(tmp_path, name, source, added):
 def test_documents_and_continued_texts(name):
     from transformers import PreTrainedTokenizerFast
 
-    tok = load_tokenizer(tokenizer_folder(name))
+    tok = tokenizer(name)
     theirs = PreTrainedTokenizerFast(tokenizer_file=str(tokenizer_folder(name) / "tokenizer.json"))
     for text in ("Hello world and all", ASK, " x", "\n\n\t\t<b>   </b>"):
         ids = tok.encode_document(text)
@@ -85,7 +91,7 @@ def test_documents_and_continued_texts(name):
 
 
 def test_white_space_of_gemma_is_text():
-    tok = load_tokenizer(tokenizer_folder("gemma3"))
+    tok = tokenizer("gemma3")
     assert tok.encode("\n") == [107] and tok.encode("\n\n\t") == [108, 255968]
     assert {"<start_of_turn>", "<end_of_turn>", "<bos>"} <= tok.control.keys()
     assert not any(text.isspace() for text in tok.control)
