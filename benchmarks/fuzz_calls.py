@@ -1,24 +1,30 @@
 """Random messages through every form of calls: nothing crashes, and nothing that was said is lost.
 
-    python -m benchmarks.fuzz_calls [--messages 200000] [--seed 0]
+    python -m benchmarks.fuzz_calls [--messages 200000] [--seed 0] [--published]
 
 Half of the messages are sampled at random from control tokens, pieces of calls and words; their words must be in what
 `parse` returns, or in the text of a malformed call (but for headings of the harmony format). The other half are
-rendered from random content and calls: they are refused, or read back as they were. Prints a line per form.
+rendered from random content and calls: they are refused, or read back as they were. Prints a line per form; with
+--published a line per chat template of benchmarks/chat_templates.py instead.
 """
 
 import argparse
 import functools
 import random
+import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
+from benchmarks.chat_templates import TEMPLATES, model_folder
 from composer_jax.data.chat.chat_format import ChatFormat
 from composer_jax.data.chat.control_text import ControlText
 from composer_jax.data.chat.harmony import HarmonyFormat
+from composer_jax.data.chat.load_chat_format import load_chat_format
 from composer_jax.data.chat.messages import AssistantMessage, MalformedToolCall, ToolCall
 from composer_jax.data.chat.thinking import split_thinking
 from composer_jax.data.model_tokenizer import ModelTokenizer
+from composer_jax.errors import UserError
 from composer_jax.observe.progress import Progress
 from tests.data.formats import Declaration, format_of
 
@@ -49,16 +55,22 @@ def sampled_message(rng: random.Random, chat: ChatFormat) -> tuple[list[int], li
         words.append(f"word{number}z")
         parts += [words[-1], *rng.choices([*PIECES, whole_call(chat)], [1] * len(PIECES) + [4], k=rng.randint(0, 8))]
     text = "".join(parts)
-    names = {chat.tokenizer.decode([i]): i for i in range(chat.tokenizer.vocab_size) if chat.tokenizer.is_control(i)}
-    ids = _ids(chat, text, names)
+    ids = _ids(chat, text)
     end = next((at for at, i in enumerate(ids) if i in chat.end_tokens), len(ids))
     before = chat.tokenizer.decode(ids[:end])
     return ids, [word for word in words if word in before]
 
 
-def _ids(chat: ChatFormat, text: str, names: dict[str, int]) -> list[int]:
+@functools.cache
+def _control_ids(chat: ChatFormat) -> dict[str, int]:
+    tok = chat.tokenizer
+    return {tok.decode([i]): i for i in range(tok.vocab_size) if tok.is_control(i)}
+
+
+def _ids(chat: ChatFormat, text: str) -> list[int]:
     if isinstance(chat.tokenizer, ModelTokenizer):
         return ControlText(chat.tokenizer).ids(text, "\0")
+    names = _control_ids(chat)
     ids: list[int] = []
     at = start = 0
     while at < len(text):
@@ -126,13 +138,24 @@ def check_rendered(chat: ChatFormat, rng: random.Random, counts: Counter[str]) -
         assert "".join(ours.split()) == "".join(theirs.split()), f"{message} was read back as {read}"
 
 
+def published_formats() -> Iterator[tuple[str, ChatFormat]]:
+    """Yields (name of a published chat template, its format), but for those whose sentence it prints."""
+    for template, tokenizer in TEMPLATES.items():
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                yield template, load_chat_format(model_folder(Path(folder), template, tokenizer))
+            except UserError as error:
+                print(f"{template}: refused: {str(error).replace(folder, template)}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--messages", type=int, default=200_000, help="per form")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--published", action="store_true", help="published chat templates instead of the forms")
     args = parser.parse_args()
-    for name in FORMS:
-        chat, rng, counts = format_of(name), random.Random(args.seed), Counter[str]()
+    for name, chat in published_formats() if args.published else ((name, format_of(name)) for name in FORMS):
+        rng, counts = random.Random(args.seed), Counter[str]()
         with Progress(args.messages, "message", name) as progress:
             for number in range(args.messages):
                 (check_sampled if number % 2 else check_rendered)(chat, rng, counts)
