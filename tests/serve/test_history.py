@@ -9,7 +9,6 @@ from composer_jax.checkpoint.checkpoint import open_checkpoint
 from composer_jax.data.chat.messages import ToolCall
 from composer_jax.serve.app import new_app
 from composer_jax.serve.service import ServerLimits, Service
-from tests.data.model_folders import THINKS
 from tests.serve.conftest import running
 from tests.serve.scripted_engine import ScriptedEngine
 from tests.serve.test_openai_client import READ, client_of
@@ -24,7 +23,7 @@ RESPONSES_TOOL = {"type": "function", **READ["function"]}
 @pytest.fixture(scope="module")
 def thinking(tmp_path_factory):
     """(address, engine, chat format) of a server whose model thinks, calls a tool, and then answers."""
-    text = open_checkpoint(f"hf:{write_base(tmp_path_factory.mktemp('thinks') / 'small', template=THINKS)}").text
+    text = open_checkpoint(f"hf:{write_base(tmp_path_factory.mktemp('thinks') / 'small', chat='thinks')}").text
     chat = text.chat_format
 
     def write(context):

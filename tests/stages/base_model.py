@@ -6,7 +6,8 @@ from pathlib import Path
 from composer_jax.checkpoint.huggingface import save_hf
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.model_def import ModelDef
-from tests.data.model_folders import QWEN, QWEN_TOKENS, tokenizer_json, write_folder
+from tests.data.formats import TEMPLATES
+from tests.data.model_folders import tokenizer_json, write_folder
 
 NETWORK = ModelConfig(
     vocab_size=512,
@@ -40,8 +41,13 @@ def weights():
     return ModelDef(NETWORK).init(3)
 
 
-def write_base(folder: Path, *, added: int = 0, template: str = QWEN) -> Path:
-    """Writes the folder of a published model; `added` is a number of tokens that are added to its tokenizer."""
+def write_base(folder: Path, *, added: int = 0, chat: str = "qwen") -> Path:
+    """Writes the folder of a published model.
+
+    added: number of tokens that are added to its tokenizer.
+    chat: its chat format, a name of tests.data.formats.TEMPLATES.
+    """
     save_hf(str(folder), ModelDef(NETWORK), *weights())
-    tokens = QWEN_TOKENS | {f"<|extra_{i}|>": True for i in range(added)}
+    tokens, template = TEMPLATES[chat]
+    tokens = tokens | {f"<|extra_{i}|>": True for i in range(added)}
     return write_folder(folder, tokenizer_json(tokens, TEXTS, vocab_size=480), template)

@@ -15,7 +15,6 @@ from composer_jax.schema.run_config import RunConfig, config_dict, run_config
 from composer_jax.stages.run import Run
 from configs import base
 from tests.data.formats import Declaration
-from tests.data.model_folders import CHATML
 from tests.stages.base_model import NETWORK, weights, write_base
 
 
@@ -123,7 +122,7 @@ def test_a_base_with_too_large_a_tokenizer_or_none_is_refused(tmp_path):
 
 
 def test_a_config_words_the_declaration_of_tools_to_a_base_without_any(tmp_path):
-    config = config_with(write_base(tmp_path / "model", template=CHATML))
+    config = config_with(write_base(tmp_path / "model", chat="chatml"))
     config.data.tool_prompt = "Use {tools}!"
     tools = [Declaration("read", "Reads.", {"type": "object"})]
     with Run(config, tmp_path / "run") as run:

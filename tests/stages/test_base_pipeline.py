@@ -19,10 +19,10 @@ from tests.stages.base_model import write_base
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """The folder of a finished run of configs/smollm2_135m.py:smoke on the small base."""
-    base = write_base(tmp_path_factory.mktemp("published") / "model")
+@pytest.fixture(scope="module", params=["qwen", "harmony"])
+def run(request, tmp_path_factory):
+    """The folder of a finished run of configs/smollm2_135m.py:smoke on the small base, which chats in this format."""
+    base = write_base(tmp_path_factory.mktemp("published") / "model", chat=request.param)
     config = smollm2_135m.get_config("smoke")
     config.base = f"hf:{base}"
     config.agent.limits.update({"max_turns": 2, "max_turn_tokens": 16, "max_episode_tokens": 8192})
