@@ -23,10 +23,8 @@ class ControlText:
         spelled = sorted(
             tok.control, key=len, reverse=True
         )  # of alternatives that start at one place, re takes the first
-        self._ids = [tok.control[text].id for text in spelled]
-        self._cut = re.compile("|".join(f"({_pattern(tok, text)})" for text in spelled))
-        self._begins = _beginning(spelled)
-        self._begins_in_said = _beginning([text for text in spelled if text not in THINKING])
+        self._spelling = _any_of(spelled)
+        self._spelling_in_said = _any_of([text for text in spelled if text not in THINKING])
         self._longest = max(map(len, spelled), default=1)
         self._spaced = any(text != text.strip() for text in spelled)
         self._spelled = tuple(spelled)
@@ -45,19 +43,19 @@ class ControlText:
         In keys, which templates look up, the mark is put into whole control tokens only.
         """
         if isinstance(value, str):
-            return self._enclosed(value, self._begins, mark)
+            return self._enclosed(value, self._spelling, mark)
         if isinstance(value, dict):
             return {self.broken(key, mark): self.guard(item, mark) for key, item in value.items()}
         return [self.guard(item, mark) for item in value] if isinstance(value, list) else value
 
     def guard_said(self, content: str, mark: str) -> str:
         """Returns the content of a model's own message, guarded except for THINKING, which a model may write."""
-        return self._enclosed(content, self._begins_in_said, mark)
+        return self._enclosed(content, self._spelling_in_said, mark)
 
     def broken(self, value: Any, mark: str) -> Any:
         """Returns the value (JSON-like) with `mark` inside every control token that one of its strings spells."""
         if isinstance(value, str):
-            return _cut(value, mark, self._begins)
+            return _cut(value, mark, self._spelling)
         if isinstance(value, dict):
             return {self.broken(key, mark): self.broken(item, mark) for key, item in value.items()}
         return [self.broken(item, mark) for item in value] if isinstance(value, list) else value
@@ -72,19 +70,21 @@ class ControlText:
             encode = self._tok.encode_after_control
         ids: list[int] = []
         at = 0
-        for match in self._cut.finditer(text):
-            ids += encode(text[at : match.start()].replace(mark, ""))
-            assert match.lastindex is not None  # every alternative of the pattern is a group
-            ids.append(self._ids[match.lastindex - 1])
+        while (match := self._spelling.search(text, at)) is not None:
+            token, piece = self._tok.control[match[0]], text[at : match.start()]
+            ids += encode((piece.rstrip() if token.lstrip else piece).replace(mark, ""))
+            ids.append(token.id)
             at, encode = match.end(), self._tok.encode_after_control
+            while token.rstrip and text[at : at + 1].isspace():
+                at += 1
         return ids + encode(text[at:].replace(mark, ""))
 
-    def _enclosed(self, text: str, begins: re.Pattern[str], mark: str) -> str:
+    def _enclosed(self, text: str, spelling: re.Pattern[str], mark: str) -> str:
         """The text with `mark` at its ends, if it needs it, and after the first character of each match."""
         core = text if self._spaced else text.strip()  # templates strip white space, which begins no control token
         ends = self._at_the_ends(core, mark)
         before, _, after = text.partition(core) if core else (text, "", "")
-        return f"{before}{ends}{_cut(core, mark, begins)}{ends}{after}"
+        return f"{before}{ends}{_cut(core, mark, spelling)}{ends}{after}"
 
     def _at_the_ends(self, text: str, mark: str) -> str:
         """Returns `mark` if the text could form a control token with the template's text next to it, else ""."""
@@ -94,20 +94,21 @@ class ControlText:
         return mark if begins or ends or within else ""
 
 
-def _pattern(tok: ModelTokenizer, text: str) -> str:
-    token = tok.control[text]
-    return (r"\s*" if token.lstrip else "") + re.escape(text) + (r"\s*" if token.rstrip else "")
+def _any_of(spelled: Sequence[str]) -> re.Pattern[str]:
+    """Matches one of the texts; nothing without any.
+
+    With nothing around the alternatives, re only tries them where one can begin: tokenizers have up to thousands.
+    """
+    return re.compile("|".join(map(re.escape, spelled)) if spelled else r"(?!)")
 
 
-def _beginning(spelled: Sequence[str]) -> re.Pattern[str]:
-    """Matches where one of the texts begins; nowhere without any."""
-    return re.compile(f"(?={'|'.join(map(re.escape, spelled))})" if spelled else r"(?!)")
-
-
-def _cut(text: str, mark: str, begins: re.Pattern[str]) -> str:
-    """Returns the text with `mark` after the first character of each match."""
-    cuts = [match.start() + 1 for match in begins.finditer(text)]
-    return mark.join(text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True))
+def _cut(text: str, mark: str, spelling: re.Pattern[str]) -> str:
+    """Returns the text with `mark` after the first character of each match, also of those that overlap."""
+    cuts, at = [0], 0
+    while (match := spelling.search(text, at)) is not None:
+        at = match.start() + 1
+        cuts.append(at)
+    return mark.join(text[start:end] for start, end in zip(cuts, [*cuts[1:], len(text)], strict=True))
 
 
 def _strings(value: Any) -> list[str]:
