@@ -7,7 +7,7 @@ import difflib
 import re
 from collections.abc import Iterator
 
-from composer_jax.tasks.patches.patch import FilePatch, Hunk, PatchError
+from composer_jax.tasks.patches.patch import FilePatch, Hunk, PatchError, split_sign
 
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")  # str.splitlines divides at characters that are not line ends of a diff
 _HUNK = re.compile(r"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
@@ -27,7 +27,7 @@ def parse_unified(text: str) -> list[FilePatch]:
         lines.pop()
     patches, at = [], 0
     while at < len(lines):
-        if _starts_file(lines, at):
+        if starts_file(lines, at):
             patch, at = _parse_file(lines, at)
             patches.append(patch)
         elif lines[at].startswith("@@"):
@@ -68,7 +68,8 @@ def header_paths(text: str) -> Iterator[str]:
             yield from {path, path.partition("/")[2]} - {"", "dev/null", "/dev/null"}
 
 
-def _starts_file(lines: list[str], at: int) -> bool:
+def starts_file(lines: list[str], at: int) -> bool:
+    """Whether the headers of a file's unified diff begin at a line."""
     return lines[at].startswith("diff --git ") or _names_file(lines, at)
 
 
@@ -92,8 +93,8 @@ def _parse_file(lines: list[str], at: int) -> tuple[FilePatch, int]:
     if old is None and new is None:
         raise PatchError(f"the patch does not say which file it changes: {_repr(git or '/dev/null')}")
     hunks = []
-    while at < len(lines) and lines[at].startswith("@@"):
-        hunk, at = _parse_hunk(lines, at, new or old or "", len(hunks) + 1)
+    while (head := _skip_blank(lines, at)) < len(lines) and lines[head].startswith("@@"):
+        hunk, at = _parse_hunk(lines, head, new or old or "", len(hunks) + 1)
         hunks.append(hunk)
     if "copy from" in headers:
         raise PatchError(f"{new} is a copy of another file, which is not understood; add it as a new file")
@@ -109,7 +110,7 @@ def _parse_extended_headers(lines: list[str], at: int, git: str | None) -> tuple
     """(git's extended header lines: name -> value, the line after them). git: the rest of the line `diff --git`."""
     headers: dict[str, str] = {}
     at += git is not None
-    while at < len(lines) and not _starts_file(lines, at) and not lines[at].startswith("@@"):
+    while at < len(lines) and not starts_file(lines, at) and not lines[at].startswith("@@"):
         for key in _EXTENDED:
             if lines[at].startswith(key):
                 headers[key.strip()] = lines[at].removeprefix(key).strip()
@@ -130,47 +131,50 @@ def _parse_hunk(lines: list[str], at: int, path: str, number: int) -> tuple[Hunk
         end = _end_by_counts(lines, body, int(head[2] or 1), int(head[4] or 1))
     if end is None:
         end = _end_by_signs(lines, body)
-    old: list[str] = []
-    new: list[str] = []
-    last: tuple[list[str], ...] = ()
+    signed: list[tuple[str, str]] = []
     for line in lines[body:end]:
-        if line.startswith(_NO_END):
-            for side in last:
-                side[-1] = side[-1].removesuffix("\n")
-            continue
-        sign, rest = line[:1] or " ", f"{line[1:]}\n"
-        last = {" ": (old, new), "-": (old,), "+": (new,)}[sign]
-        for side in last:
-            side.append(rest)
-    if not old and not new:
+        if not line.startswith(_NO_END):
+            sign, rest = split_sign(line)
+            signed.append((sign, f"{rest}\n"))
+        elif signed:
+            signed[-1] = signed[-1][0], signed[-1][1].removesuffix("\n")
+    if not signed:
         raise PatchError(f"hunk {number} of {path} has no lines")
-    return Hunk(tuple(old), tuple(new), start), end
+    return Hunk.from_lines(signed, start), end
 
 
 def _end_by_counts(lines: list[str], at: int, old: int, new: int) -> int | None:
     """The line after a hunk of `old` and `new` lines; None if the lines contradict these counts."""
     first = at
     while at < len(lines) and (old > 0 or new > 0 or lines[at].startswith(_NO_END)):
-        sign = lines[at][:1] or " "
+        sign = _sign(lines[at])
         if sign not in " +-\\" or (sign == _NO_END and at == first):
             return None
         old -= sign in " -"
         new -= sign in " +"
         at += 1
-    ended = at == len(lines) or _starts_file(lines, at) or lines[at] == _SIGNATURE or lines[at][:1] not in tuple(" +-")
+    ended = at == len(lines) or starts_file(lines, at) or lines[at] == _SIGNATURE or lines[at][:1] not in tuple(" +-")
     return at if (old, new) == (0, 0) and ended else None
 
 
 def _end_by_signs(lines: list[str], at: int) -> int:
     """The line after a hunk, by the first characters of its lines."""
     first = at
-    while at < len(lines) and not _starts_file(lines, at) and (lines[at][:1] or " ") in " +-\\":
+    while at < len(lines) and not starts_file(lines, at) and _sign(lines[at]) in " +-\\":
         if lines[at].startswith(_NO_END) and at == first:
             break
         at += 1
-    while at > first and not lines[at - 1]:  # empty lines before the next header
+    while at > first and not split_sign(lines[at - 1])[0]:  # before the next header
         at -= 1
     return at
+
+
+def _sign(line: str) -> str:
+    return split_sign(line)[0] or " "
+
+
+def _skip_blank(lines: list[str], at: int) -> int:
+    return next((at for at in range(at, len(lines)) if lines[at].strip()), len(lines))
 
 
 def _parse_name(text: str) -> str | None:

@@ -1,0 +1,123 @@
+"""Patches are found in what models and harnesses wrap around them, and blank lines between their parts mean nothing."""
+
+import json
+
+import pytest
+
+from composer_jax.agent.patches.apply import apply_hunks
+from composer_jax.agent.patches.envelope import outdent_headers, parse_patch
+from composer_jax.tasks.patches import PatchError
+
+FILE = "alpha\nbeta\n\ngamma\ndelta\n"
+EDITED = "alpha\nBETA\n\ngamma\nDELTA\n"
+ENVELOPE = "*** Begin Patch\n*** Update File: f\n@@\n-beta\n+BETA\n@@\n-delta\n+DELTA\n*** End Patch"
+UNIFIED = "--- a/f\n+++ b/f\n@@ -1,3 +1,3 @@\n alpha\n-beta\n+BETA\n \n@@ -5 +5 @@\n-delta\n+DELTA"
+
+
+def applied(text, before=FILE):
+    [patch] = parse_patch(text)
+    assert patch.path == "f"
+    return apply_hunks(before, patch.hunks)
+
+
+def wrappings(patch):
+    quoted = patch.replace("'", "'\\''")
+    escaped = patch.replace("\\", "\\\\").replace('"', '\\"')
+    return {
+        "nothing": patch,
+        "a mark": f"\ufeff{patch}\n",
+        "a fence": f"```diff\n{patch}\n```",
+        "a fence in a mail": f"Here's the patch:\n\n~~~\n{patch}\n~~~\n\nIt isn't tested.\n",
+        "a here-document": f"<<'PATCH-1'\n{patch}\nPATCH-1",
+        "a command": f"cd src && apply_patch <<EOF\n{patch}\nEOF\n",
+        "a word": f"apply_patch '{quoted}'",
+        "a word of double quotes": f'apply_patch "{escaped}\n"\n',
+        "a shell": f"bash -lc \"apply_patch <<'EOF'\n{escaped}\nEOF\n\"",
+        "a substitution": f"apply_patch \"$(cat <<'EOF'\n{patch}\nEOF\n)\"",
+        "a key": json.dumps({"input": f"{patch}\n"}),
+        "a call": json.dumps({"name": "apply_patch", "arguments": {"patch": patch, "workdir": "."}}),
+        "a command of an array": json.dumps({"command": ["bash", "-lc", f"apply_patch <<'EOF'\n{patch}\nEOF\n"]}),
+        "a string": json.dumps(patch),
+        "indentation": "\n".join(f"    {line}" for line in patch.split("\n")),
+        "an indented here-document": "apply_patch <<EOF\n" + "\n".join(f"  {li}" for li in patch.split("\n")) + "\nEOF",
+        "CR LF": patch.replace("\n", "\r\n") + "\r\n",
+        "CR": patch.replace("\n", "\r") + "\r",
+    }
+
+
+@pytest.mark.parametrize("name", wrappings(""))
+@pytest.mark.parametrize("patch", [ENVELOPE, UNIFIED], ids=["envelope", "unified"])
+def test_a_patch_is_found_in_its_wrapping(patch, name):
+    assert applied(wrappings(patch)[name]) == EDITED
+    odd = patch.replace("BETA", """it's "\\$x" `y`""")
+    assert applied(wrappings(odd)[name]) == EDITED.replace("BETA", """it's "\\$x" `y`""")
+
+
+def test_a_patch_in_an_envelope_or_two():
+    assert applied(f"*** Begin Patch\n{UNIFIED}\n*** End Patch\n") == EDITED
+    first, second = ENVELOPE.replace("@@\n-delta\n+DELTA\n", ""), ENVELOPE.replace("@@\n-beta\n+BETA\n", "")
+    assert [patch.hunks[0].new for patch in parse_patch(f"{first}\n{second}")] == [("BETA\n",), ("DELTA\n",)]
+
+
+def test_numbers_of_lines_in_an_envelope():
+    twice = "*** Begin Patch\n*** Update File: f\n@@ -3,1 +3,1 @@ def g():\n-a\n+b\n*** End Patch"
+    assert applied(twice, "a\n\na\n") == "a\n\nb\n"
+
+
+@pytest.mark.parametrize("blank", ["", "\t", "  ", "\n\n"])
+def test_blank_lines_between_parts_are_no_context(blank):
+    for part in ("*** Update File", "@@", "-beta", "-delta", "*** End Patch"):
+        assert applied(ENVELOPE.replace(part, f"{blank}\n{part}", 1)) == EDITED, part
+    for part in ("@@ -1", "@@ -5") if not blank.strip("\n") else ():
+        assert applied(UNIFIED.replace(part, f"{blank}\n{part}", 1)) == EDITED, part
+    assert applied(UNIFIED.replace(" -1,3 +1,3 @@", "") + f"\n{blank}\n\n") == EDITED
+
+
+def test_blank_lines_at_the_edge_of_a_hunk_are_context_where_the_file_has_them():
+    twice = "a\nb\na\n\nb\n"
+    assert applied("*** Begin Patch\n*** Update File: f\n@@\n-a\n+A\n\n*** End Patch", twice) == "a\nb\nA\n\nb\n"
+    below = "*** Begin Patch\n*** Update File: f\n@@ def f():\n\n+    x\n*** End Patch"
+    assert applied(below, "def f():\n\n    y\n") == "def f():\n\n    x\n    y\n"
+    assert applied(below, "def f():\n    y\n\n    z\n") == "def f():\n    x\n    y\n\n    z\n"
+
+
+def test_blank_lines_of_an_added_file():
+    [patch] = parse_patch("*** Begin Patch\n*** Add File: f\n\n+a\n\n+b\n\n*** End Patch")
+    assert apply_hunks("", patch.hunks) == "a\n\nb\n"
+
+
+@pytest.mark.parametrize("blank", [" ", "\t", "   "])
+def test_white_space_around_headers(blank):
+    lines = ENVELOPE.replace("Update File:", f"Update  File :{blank}{blank}").split("\n")
+    headers = [line for line in lines if line.startswith(("***", "@@"))]
+    behind = "\n".join(line + blank if line in headers else line for line in lines)
+    assert applied(behind) == EDITED
+    before = "\n".join(blank + line if line in headers else line for line in lines)
+    assert applied(outdent_headers(before)) == EDITED
+    outer = "\n".join(blank + line if line in (lines[0], lines[-1]) else line for line in lines)
+    assert applied(outer) == EDITED
+
+
+def test_headers_that_are_lines_of_a_file():
+    text = "*** Update File: f\n*** End Patch\n*** Begin Patch\n"
+    lines = " *** Update File: f\n *** End Patch\n+x\n *** Begin Patch"
+    patch = f"*** Begin Patch\n*** Update File: f\n@@\n{lines}\n*** End Patch"
+    assert applied(patch, text) == "*** Update File: f\n*** End Patch\nx\n*** Begin Patch\n"
+    diff = "--- a/f\n+++ b/f\n@@ -1,3 +1,3 @@\n *** Update File: f\n-*** End Patch\n+x\n *** Begin Patch\n"
+    assert applied(diff, text) == "*** Update File: f\nx\n*** Begin Patch\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("*** Update File: f\n@@\n-a\n+b\n", "must start with *** Begin Patch and end with *** End Patch"),
+        (ENVELOPE.removesuffix("*** End Patch"), "must start with"),
+        (json.dumps({"a": ENVELOPE, "b": ENVELOPE}), "this is no patch"),
+        (json.dumps({"input": "x"}), "this is no patch"),
+        ("apply_patch 'x", "this is no patch"),
+        ("*** Begin Patch\n*** Update File: f\n*** Move to:\n*** End Patch", "does not say where f is moved to"),
+    ],
+)
+def test_what_is_no_whole_patch_is_refused(text, words):
+    with pytest.raises(PatchError, match=words.replace("*", "[*]")):
+        parse_patch(text)
