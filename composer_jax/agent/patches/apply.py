@@ -7,7 +7,7 @@ bytes, which the file then keeps.
 from collections.abc import Sequence
 from functools import cached_property
 
-from composer_jax.agent.patches.file_text import BOM, ShownLines, fit_lines, normal_line, with_line_ends
+from composer_jax.agent.patches.file_text import BOM, ShownLines, fit_lines, line_end, normal_line, with_line_ends
 from composer_jax.agent.similar_lines import describe_similar_lines
 from composer_jax.tasks.patches import Hunk, PatchError, split_lines
 
@@ -65,7 +65,8 @@ class _PatchedText:
         replaced = self.text[start:end]
         lines = [part for line in hunk.new for part in split_lines(line)]
         above = shown.line_end_at(at) or "\n"
-        new = fit_lines(split_lines(replaced), lines, _signs(hunk), above, end == len(self.text))
+        open_end = end == len(self.text) and not line_end(replaced)
+        new = fit_lines(split_lines(replaced), lines, _signs(hunk), above, open_end)
         if new == replaced and hunk.old != hunk.new:
             raise PatchError(f"{name} changes only line ends, which are not those of the file; change them with shell")
         return start, end, new
@@ -80,7 +81,7 @@ class _PatchedText:
         above = shown.line_end_at(shown.from_file(start))
         if "\r" not in new:  # no old line tells which line ends the patch is written with
             new = with_line_ends(new, above)
-        if start == len(self.text) and self.text and not self.text.endswith(("\n", "\r")):
+        if start == len(self.text) and self.text and not line_end(self.text):
             above = above or "\n"  # the last line had no end, and the new last line has none
             return start, start, above + new.removesuffix(above)
         return start, start, new
@@ -116,7 +117,13 @@ class _PatchedText:
         where = f" behind line {text.count(chr(10), 0, low)}" if low else ""
         lines = set(text[low:].split("\n"))
         missing = next((line for line in old if line.removesuffix("\n") not in lines), None)
-        which = f", such as {missing.removesuffix(chr(10))[:80]!r}" if missing else " in this order"
+        which = (
+            f", such as {missing.removesuffix(chr(10))[:80]!r}"
+            if missing
+            else " as its last"
+            if hunk.at_end
+            else " in this order"
+        )
         similar = describe_similar_lines(text[low:], "".join(old)) or "; copy them from the file"
         return PatchError(f"{name} does not fit: its old lines are not in the file{where}{which}{similar}")
 

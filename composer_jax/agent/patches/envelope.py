@@ -16,14 +16,14 @@
 import re
 
 from composer_jax.agent.patches.unwrap import unwrap
-from composer_jax.tasks.patches import FilePatch, Hunk, PatchError, parse_unified, split_sign, starts_file
+from composer_jax.tasks.patches import FilePatch, Hunk, PatchError, parse_unified, starts_file
 
 _BEGIN, _END = "*** Begin Patch", "*** End Patch"
 _FILE = re.compile(r"\*\*\*[ \t]*(Update|Add|Delete)[ \t]+File[ \t]*:(.*)")
 _MOVE = re.compile(r"\*\*\*[ \t]*Move[ \t]+to[ \t]*:(.*)")
 _END_OF_FILE = re.compile(r"\*\*\*[ \t]*End[ \t]+of[ \t]+File[ \t]*$")
 _NUMBERS = re.compile(r"@@ -(\d{1,9})(?:,\d{1,9})? \+\d{1,9}(?:,\d{1,9})? @@")
-_INDENTED_HEADER = re.compile(r"^[ \t]+(?=@@|\*\*\*[ \t]*(?:Update|Add|Delete|Move|End|Begin)[ \t])", re.MULTILINE)
+_INDENTED_HEADER = re.compile(r"^[ \t]+(?=@@|\*\*\*[ \t]*(?:Update|Add|Delete|Move|End[ \t]+of)[ \t])", re.MULTILINE)
 
 
 def parse_patch(text: str) -> list[FilePatch]:
@@ -50,6 +50,7 @@ def outdent_headers(text: str) -> str:
 def _parse_envelopes(lines: list[str], begin: int) -> list[FilePatch]:
     """The patches of the envelope that begins at a line, and of those after it."""
     patches: list[FilePatch] = []
+    outside = lines[:begin]
     while begin < len(lines):
         ends = [at for at in range(begin + 1, len(lines)) if lines[at].strip() == _END]
         if not ends:
@@ -57,6 +58,9 @@ def _parse_envelopes(lines: list[str], begin: int) -> list[FilePatch]:
         end = next((at for at in ends if lines[at].startswith(_END)), ends[-1])
         patches += _parse_envelope(lines[begin:end])
         begin = next((at for at in range(end, len(lines)) if lines[at].rstrip() == _BEGIN), len(lines))
+        outside += lines[end:begin]
+    if stray := next(filter(_FILE.match, outside), None):
+        raise PatchError(f"{stray[:80]!r} is not between {_BEGIN} and {_END}")
     return patches
 
 
@@ -136,11 +140,11 @@ def _ends_hunk(line: str) -> bool:
 
 
 def _parse_line(path: str, number: int, line: str) -> tuple[str, str]:
-    """(sign, line) of a line of a hunk."""
-    sign, rest = split_sign(line)
+    """(sign, line) of a line of a hunk; no sign for a blank line, unless it has that of context and nothing else."""
+    sign = line[0] if line.strip() or line in (" ", " \r") else ""
     if sign not in ("", " ", "+", "-"):
         raise PatchError(f"hunk {number} of {path} has a line that starts with neither blank, + nor -: {line[:80]!r}")
-    return sign, f"{rest}\n"
+    return sign, f"{line[1:] if sign else line.removeprefix(' ')}\n"
 
 
 def _skip_blank(lines: list[str], at: int) -> int:

@@ -43,7 +43,7 @@ def shown_text(text: str) -> str:
 
 def is_undecoded(character: str) -> bool:
     """Whether a character of `decode_text` stands for a byte that is not UTF-8."""
-    return bool(_UNDECODED.fullmatch(character))
+    return _UNDECODED.fullmatch(character) is not None
 
 
 class ShownLines:
@@ -91,7 +91,7 @@ def with_line_ends(text: str, end: str) -> str:
     return re.sub(r"\r?\n", end, text) if end else text
 
 
-def fit_lines(file_lines: Sequence[str], new_lines: Sequence[str], signs: str, above: str, ends_file: bool) -> str:
+def fit_lines(file_lines: Sequence[str], new_lines: Sequence[str], signs: str, above: str, open_end: bool) -> str:
     """The text of new lines in place of lines of a file, whose line ends and undecodable bytes they take.
 
     A context line stays as it is in the file; an added line ends as the line that it replaces, or as the one above.
@@ -100,7 +100,7 @@ def fit_lines(file_lines: Sequence[str], new_lines: Sequence[str], signs: str, a
       file_lines: the lines of the file that are replaced. new_lines: the lines of the patch.
       signs: see Hunk.
       above: the line end where no line is replaced.
-      ends_file: whether the last of `file_lines` is the last of the file. The last new line then has an end if it has.
+      open_end: whether the last of `file_lines` is the last of the file and has no line end, nor gets the last new one.
     """
     lines: list[str] = []
     removed: list[str] = []
@@ -115,15 +115,19 @@ def fit_lines(file_lines: Sequence[str], new_lines: Sequence[str], signs: str, a
             removed.clear()
             line = replaced = next(old)
         end = line_end(replaced) or end
-        lines.append(with_bytes_of(line, replaced).rstrip("\r\n") + end)
-    if lines and ends_file and file_lines and not line_end(file_lines[-1]):
+        line = with_bytes_of(line, replaced).rstrip("\r\n") + end
+        if line == "\n" and lines and lines[-1].endswith("\r"):  # they would be one line end
+            lines[-1] = f"{lines[-1][:-1]}\n"
+        lines.append(line)
+    if lines and open_end:
         lines[-1] = lines[-1].rstrip("\r\n")
     return "".join(lines)
 
 
 def with_bytes_of(text: str, replaced: str) -> str:
     """`text` with the undecodable bytes of the text that it replaces for its UNKNOWN, if it has as many."""
-    characters = [character for character in replaced if shown_text(character) == UNKNOWN]
+    characters = re.findall(f"[\udc80-\udcff{UNKNOWN}]", replaced)
     if len(characters) != text.count(UNKNOWN):
         return text
-    return "".join(characters.pop(0) if character == UNKNOWN else character for character in text)
+    rest = iter(characters)
+    return re.sub(UNKNOWN, lambda _: next(rest), text)

@@ -39,7 +39,10 @@ def replace_once(path: str, text: str, old: str, new: str) -> tuple[str, int]:
             similar = describe_similar_lines(shown.text, normal) or "; copy it from the file"
             raise PatchError(f"old is not in {path}{similar}")
         start, end = shown.to_file(at), shown.to_file(at + len(normal))
-        inserted = _fit(text[start:end], new, normal, shown.line_end_at(at) or "\n", end == len(text))
+        open_end = end == len(text) and normal.endswith("\n") and not line_end(text)
+        inserted = _fit(text[start:end], new, normal, shown.line_end_at(at) or "\n", open_end)
+    if inserted == text[start:end]:
+        raise PatchError("old and new differ in line ends only, which stay those of the file; change them with shell")
     _refuse_half_characters(path, text, start, end, inserted)
     return text[:start] + inserted + text[end:], text.count("\n", 0, start) + 1
 
@@ -60,12 +63,12 @@ def _splits_line_end(text: str, at: int) -> bool:
     return text[at - 1 : at + 1] == "\r\n" if at else False
 
 
-def _fit(replaced: str, new: str, old: str, above: str, ends_file: bool) -> str:
+def _fit(replaced: str, new: str, old: str, above: str, open_end: bool) -> str:
     """`new` with the line ends and undecodable bytes of the replaced text. old: that text as shown."""
     old_lines, new_lines = split_lines(replaced), split_lines(new)
     old_rest = "" if old.endswith("\n") else old_lines.pop()
     new_rest = new_lines.pop() if new_lines and not line_end(new_lines[-1]) else ""
-    lines = fit_lines(old_lines, new_lines, _align(old_lines, new_lines), above, ends_file)
+    lines = fit_lines(old_lines, new_lines, _align(old_lines, new_lines), above, open_end and not new_rest)
     return lines + with_bytes_of(new_rest, old_rest)
 
 

@@ -6,7 +6,6 @@ which know where a patch begins and ends.
 
 import json
 import re
-import textwrap
 
 _MAX_DEPTH = 3  # of JSON in JSON, such as {"command": ["bash", "-c", "apply_patch '...'"]}
 _OPEN_QUOTE = re.compile(r"""\s*[^'"\n]*(?:\bapply_patch|\s-\w*c)[ \t]+(['"])""")
@@ -42,7 +41,7 @@ def _dedent(before: str, patch: str) -> str:
     while indent and not lines[-1].startswith(indent):  # such as the end of a here-document
         lines.pop()
     if indent and all(line.startswith(indent) for line in lines if line.strip()):
-        return textwrap.dedent("\n".join(lines))
+        return "\n".join(line[len(indent) :] for line in lines)
     return before + patch
 
 

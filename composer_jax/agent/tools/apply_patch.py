@@ -4,7 +4,7 @@ from composer_jax.agent.patches.apply import apply_hunks
 from composer_jax.agent.patches.envelope import outdent_headers, parse_patch
 from composer_jax.agent.patches.file_text import decode_text, encode_text
 from composer_jax.agent.tools.browse import read_bytes
-from composer_jax.agent.tools.paths import refuse_links, resolve_path
+from composer_jax.agent.tools.paths import refuse_links, resolve_file, resolve_path
 from composer_jax.agent.tools.schema import ToolError
 from composer_jax.agent.tools.tool import Tool, object_schema
 from composer_jax.agent.workspace import Workspace
@@ -57,7 +57,9 @@ class _Draft:
         data = self._patch_data(data, patch)
         if patch.new_path is None:
             if patch.hunks and data:
-                raise PatchError(f"{old} is to be deleted, but the patch does not remove all of its lines")
+                raise PatchError(
+                    f"{old} is to be deleted, but the patch does not remove all of its lines; remove all or none"
+                )
             self._remove(old)
             return f"deleted {old}"
         if patch.executable is not None:
@@ -79,14 +81,15 @@ class _Draft:
         known = self.files.get(path)
         if known is not None:
             return known[0], 0o644 if known[1] is None else known[1]
-        if path in self.files or self.workspace.kind(path) != "file":
-            raise PatchError(f"there is no file {path}")
+        if path in self.files:
+            raise PatchError(f"the patch itself removes {path} before it changes it; leave one of them out")
+        resolve_file(self.workspace, path)
         return read_bytes(self.workspace, path), self.workspace.mode(path)
 
     def _require_free(self, path: str) -> None:
         known = self.files[path] if path in self.files else self.workspace.kind(path)
         if known is not None:
-            raise PatchError(f"{path} is there already")
+            raise PatchError(f"{path} is there already; update it, or choose another path")
 
     def _remove(self, path: str) -> None:
         if self.workspace.kind(path) == "file":

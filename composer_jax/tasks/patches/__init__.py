@@ -7,7 +7,6 @@ from composer_jax.tasks.patches.patch import (
     diff_lines,
     merge_versions,
     split_lines,
-    split_sign,
 )
 from composer_jax.tasks.patches.unified import format_unified, header_paths, parse_unified, starts_file
 
@@ -21,6 +20,5 @@ __all__ = [
     "merge_versions",
     "parse_unified",
     "split_lines",
-    "split_sign",
     "starts_file",
 ]

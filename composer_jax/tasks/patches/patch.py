@@ -97,13 +97,6 @@ def split_lines(text: str) -> list[str]:
     return _LINE.findall(text)
 
 
-def split_sign(line: str) -> tuple[str, str]:
-    """(sign, rest) of a line of a hunk. A blank line has the sign "", because editors strip blanks at ends of lines."""
-    if line.strip() or line in (" ", " \r"):
-        return line[0], line[1:]
-    return "", line.removeprefix(" ")
-
-
 def diff_lines(old: Sequence[str], new: Sequence[str]) -> list[Hunk]:
     """The hunks that turn the lines `old` into `new`, in order, without context and without overlap."""
     # The matcher is quadratic; almost every change is a few lines of a large file.

@@ -7,10 +7,11 @@ import difflib
 import re
 from collections.abc import Iterator
 
-from composer_jax.tasks.patches.patch import FilePatch, Hunk, PatchError, split_sign
+from composer_jax.tasks.patches.patch import FilePatch, Hunk, PatchError
 
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")  # str.splitlines divides at characters that are not line ends of a diff
 _HUNK = re.compile(r"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
+_UNSIGNED = ("", "\r")  # an empty line of context, from which an editor has stripped the blank
 _NO_END = "\\"  # \ No newline at end of file
 _SIGNATURE = "-- "  # git writes its version below it
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
@@ -82,12 +83,16 @@ def _parse_file(lines: list[str], at: int) -> tuple[FilePatch, int]:
     git = lines[at].removeprefix("diff --git ") if lines[at].startswith("diff --git ") else None
     headers, at = _parse_extended_headers(lines, at, git)
     old, new = _git_names(git) if git is not None else (None, None)
+    if "rename from" in headers and "rename to" in headers:
+        old, new = _parse_name(headers["rename from"]), _parse_name(headers["rename to"])
     if at < len(lines) and _names_file(lines, at):
-        old, new = _strip_prefixes(_parse_name(lines[at][4:]), _parse_name(lines[at + 1][4:]))
-        at += 2
+        names = _strip_prefixes(_parse_name(lines[at][4:]), _parse_name(lines[at + 1][4:]))
+        is_next_file = bool(headers) and None not in (old, new) and not {*names} <= {old, new, None}
     else:
-        if "rename from" in headers and "rename to" in headers:
-            old, new = _parse_name(headers["rename from"]), _parse_name(headers["rename to"])
+        names, is_next_file = (None, None), True
+    if not is_next_file:
+        (old, new), at = names, at + 2
+    else:
         old = None if "new file mode" in headers else old
         new = None if "deleted file mode" in headers else new
     if old is None and new is None:
@@ -134,8 +139,7 @@ def _parse_hunk(lines: list[str], at: int, path: str, number: int) -> tuple[Hunk
     signed: list[tuple[str, str]] = []
     for line in lines[body:end]:
         if not line.startswith(_NO_END):
-            sign, rest = split_sign(line)
-            signed.append((sign, f"{rest}\n"))
+            signed.append((line[0], f"{line[1:]}\n") if line not in _UNSIGNED else ("", f"{line}\n"))
         elif signed:
             signed[-1] = signed[-1][0], signed[-1][1].removesuffix("\n")
     if not signed:
@@ -164,13 +168,13 @@ def _end_by_signs(lines: list[str], at: int) -> int:
         if lines[at].startswith(_NO_END) and at == first:
             break
         at += 1
-    while at > first and not split_sign(lines[at - 1])[0]:  # before the next header
+    while at > first and not lines[at - 1].strip():  # before the next header
         at -= 1
     return at
 
 
 def _sign(line: str) -> str:
-    return split_sign(line)[0] or " "
+    return " " if line in _UNSIGNED else line[0]
 
 
 def _skip_blank(lines: list[str], at: int) -> int:

@@ -103,6 +103,8 @@ def test_headers_that_are_lines_of_a_file():
     lines = " *** Update File: f\n *** End Patch\n+x\n *** Begin Patch"
     patch = f"*** Begin Patch\n*** Update File: f\n@@\n{lines}\n*** End Patch"
     assert applied(patch, text) == "*** Update File: f\n*** End Patch\nx\n*** Begin Patch\n"
+    later = "*** Begin Patch\n*** Update File: f\n@@\n-a\n *** End Patch\n*** Delete File: g\n*** End Patch"
+    assert outdent_headers(later) == later, "the patch would end there"
     diff = "--- a/f\n+++ b/f\n@@ -1,3 +1,3 @@\n *** Update File: f\n-*** End Patch\n+x\n *** Begin Patch\n"
     assert applied(diff, text) == "*** Update File: f\nx\n*** Begin Patch\n"
 
@@ -112,6 +114,8 @@ def test_headers_that_are_lines_of_a_file():
     [
         ("*** Update File: f\n@@\n-a\n+b\n", "must start with *** Begin Patch and end with *** End Patch"),
         (ENVELOPE.removesuffix("*** End Patch"), "must start with"),
+        (f"{ENVELOPE}\n*** Delete File: g\n", "'*** Delete File: g' is not between"),
+        (f"*** Add File: g\n+a\n{ENVELOPE}\n", "'*** Add File: g' is not between"),
         (json.dumps({"a": ENVELOPE, "b": ENVELOPE}), "this is no patch"),
         (json.dumps({"input": "x"}), "this is no patch"),
         ("apply_patch 'x", "this is no patch"),

@@ -74,7 +74,10 @@ def test_the_end_of_a_last_line_without_one():
     assert patched(b"a\r\nb", envelope("+c", "*** End of File")) == b"a\r\nb\r\nc"
     assert patched(b"a\nb", unified("@@ -2 +2 @@", "-b", "\\ No newline at end of file", "+b")) == b"a\nb\n"
     assert edited(b"a\nb", "b\n", "c\nd\n") == b"a\nc\nd"
+    assert edited(b"a\nb", "b\n", "c\nd") == b"a\nc\nd"
     assert edited(b"a\nb", "a\nb\n", "a\n") == b"a"
+    assert edited(b"a", "\n", "b\n") == b"ab"
+    assert "differ in line ends only" in edited(b"a\nb\n", "a\r\n", "a\n")
 
 
 def test_a_patch_that_shows_line_ends_changes_them():
