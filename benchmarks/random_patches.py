@@ -150,8 +150,12 @@ class PatchWriter:
         if not is_known:
             text = self._mangled(text)
         as_git = kind == "unified" and style == "plain" and is_known and context > 0 and headers != "mixed"
-        # git takes a last line without a line end for the beginning of a line of the file.
-        as_git = as_git and not (damage == "file" and "\\ No newline" in text)
+        # git wants hunks without context below them at the end of a file, and takes a last line without a line end for
+        # the beginning of one.
+        as_git = as_git and not (
+            damage and any(hunk.signed[-1][0] != " " for change in changes for hunk in change.hunks)
+        )
+        as_git = as_git and not (damage and "\\ No newline" in text)
         after = _patched(before, changes) if is_known else None
         return FuzzCase(kind if is_known else f"mangled {kind}", before, {"patch": text}, after, is_known, as_git)
 

@@ -19,6 +19,8 @@ from composer_jax.agent.patches.unwrap import unwrap
 from composer_jax.tasks.patches import FilePatch, Hunk, PatchError, parse_unified, starts_file
 
 _BEGIN, _END = "*** Begin Patch", "*** End Patch"
+_BEGIN_LINE = re.compile(r"[ \t]*\*\*\* Begin Patch[ \t*]*$")
+_END_LINE = re.compile(r"[ \t]*\*\*\* End Patch(?:[^\s\w].*|[ \t*]*)$")  # a closing tag or quote may follow it
 _FILE = re.compile(r"\*\*\*[ \t]*(Update|Add|Delete)[ \t]+File[ \t]*:(.*)")
 _MOVE = re.compile(r"\*\*\*[ \t]*Move[ \t]+to[ \t]*:(.*)")
 _END_OF_FILE = re.compile(r"\*\*\*[ \t]*End[ \t]+of[ \t]+File[ \t]*$")
@@ -29,8 +31,7 @@ _INDENTED_HEADER = re.compile(r"^[ \t]+(?=@@|\*\*\*[ \t]*(?:Update|Add|Delete|Mo
 def parse_patch(text: str) -> list[FilePatch]:
     """The patches of all files in a text of either format. Raises PatchError with one sentence for an invalid one."""
     lines = unwrap(text).split("\n")
-    begin = next((at for at, line in enumerate(lines) if line.strip() == _BEGIN), len(lines))
-    unified = next((at for at in range(len(lines)) if starts_file(lines, at)), len(lines))
+    begin, unified = _beginnings(lines)
     if begin < unified:
         return _parse_envelopes(lines, begin)
     if unified == len(lines) and any(_FILE.match(line.strip()) for line in lines):
@@ -44,7 +45,15 @@ def outdent_headers(text: str) -> str:
     An indented header is the second reading of a line that `parse_patch` takes for a line of a file.
     """
     text = unwrap(text)
-    return _INDENTED_HEADER.sub("", text) if _BEGIN in text else text
+    begin, unified = _beginnings(text.split("\n"))
+    return _INDENTED_HEADER.sub("", text) if begin < unified else text
+
+
+def _beginnings(lines: list[str]) -> tuple[int, int]:
+    """The lines at which an envelope and a unified diff begin; the number of lines for one that is not there."""
+    ends_line = (at for at, line in enumerate(lines) if line.rstrip().endswith(_BEGIN))
+    begin = next((at for at, line in enumerate(lines) if _BEGIN_LINE.match(line)), next(ends_line, len(lines)))
+    return begin, next((at for at in range(len(lines)) if starts_file(lines, at)), len(lines))
 
 
 def _parse_envelopes(lines: list[str], begin: int) -> list[FilePatch]:
@@ -52,12 +61,12 @@ def _parse_envelopes(lines: list[str], begin: int) -> list[FilePatch]:
     patches: list[FilePatch] = []
     outside = lines[:begin]
     while begin < len(lines):
-        ends = [at for at in range(begin + 1, len(lines)) if lines[at].strip() == _END]
+        ends = [at for at in range(begin + 1, len(lines)) if _END_LINE.match(lines[at])]
         if not ends:
             raise PatchError(f"the patch must start with {_BEGIN} and end with {_END}")
         end = next((at for at in ends if lines[at].startswith(_END)), ends[-1])
         patches += _parse_envelope(lines[begin:end])
-        begin = next((at for at in range(end, len(lines)) if lines[at].rstrip() == _BEGIN), len(lines))
+        begin = next((at for at in range(end, len(lines)) if lines[at].startswith(_BEGIN)), len(lines))
         outside += lines[end:begin]
     if stray := next(filter(_FILE.match, outside), None):
         raise PatchError(f"{stray[:80]!r} is not between {_BEGIN} and {_END}")
@@ -77,7 +86,7 @@ def _parse_envelope(lines: list[str]) -> list[FilePatch]:
                 f"line {at + 1} of the patch is not a header like *** Update File: PATH: {lines[at][:80]!r}"
             )
         end = next((end for end in range(at + 1, len(lines)) if _FILE.match(lines[end])), len(lines))
-        path = header[2].strip()
+        path = _parse_path(header[2])
         if not path:
             raise PatchError(f"line {at + 1} of the patch names no file")
         patches.append(_parse_file(header[1], path, lines[at + 1 : end]))
@@ -85,6 +94,12 @@ def _parse_envelope(lines: list[str]) -> list[FilePatch]:
     if not patches:
         raise PatchError("the patch changes no file")
     return patches
+
+
+def _parse_path(text: str) -> str:
+    """The path of a header, without white space and quotes around it."""
+    path = text.strip()
+    return path[1:-1] if len(path) > 2 and path[0] == path[-1] and path[0] in "\"'`" else path
 
 
 def _parse_file(kind: str, path: str, body: list[str]) -> FilePatch:
@@ -102,7 +117,7 @@ def _parse_file(kind: str, path: str, body: list[str]) -> FilePatch:
     new, at = path, _skip_blank(body, 0)
     move = _MOVE.match(body[at]) if at < len(body) else None
     if move:
-        new = move[1].strip()
+        new = _parse_path(move[1])
         if not new:
             raise PatchError(f"the patch does not say where {path} is moved to")
         body = body[at + 1 :]

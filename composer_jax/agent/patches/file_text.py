@@ -88,7 +88,7 @@ def normal_line(line: str) -> str:
 
 def with_line_ends(text: str, end: str) -> str:
     """A text whose lines end with `end`; "" leaves them."""
-    return re.sub(r"\r?\n", end, text) if end else text
+    return re.sub(r"\r*\n", end, text) if end else text
 
 
 def fit_lines(file_lines: Sequence[str], new_lines: Sequence[str], signs: str, above: str, open_end: bool) -> str:

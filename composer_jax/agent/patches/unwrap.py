@@ -8,9 +8,11 @@ import json
 import re
 
 _MAX_DEPTH = 3  # of JSON in JSON, such as {"command": ["bash", "-c", "apply_patch '...'"]}
-_OPEN_QUOTE = re.compile(r"""\s*[^'"\n]*(?:\bapply_patch|\s-\w*c)[ \t]+(['"])""")
+_OPEN_QUOTE = re.compile(
+    r"""\s*[^'"\n]*(?:\bapply_patch[ \t]+|\s-\w*c[ \t]+|--\w+[ \t]+|[=(])("{3}|'{3}|"|')|\s*("{3}|'{3})"""
+)
 _HEADER = re.compile(
-    r"^[ \t]*(?:\*\*\* Begin Patch|diff --git [^\r\n]*|--- [^\r\n]*\r?\n[ \t]*\+\+\+ [^\r\n]*)[ \t]*(\r?)$",
+    r"^[ \t]*(?:[^\r\n]*\*\*\* Begin Patch[ \t*]*|diff --git [^\r\n]*|--- [^\r\n]*\r?\n[ \t]*\+\+\+ [^\r\n]*)(\r?)$",
     re.MULTILINE,
 )
 
@@ -46,11 +48,12 @@ def _dedent(before: str, patch: str) -> str:
 
 
 def _json_patch(text: str) -> str | None:
-    """The only string with a patch in a JSON value; None for other texts."""
-    if text.lstrip()[:1] not in ("{", "[", '"'):
+    """The only string with a patch in a JSON value, or in a string without its quotes; None for other texts."""
+    is_value = text.lstrip().startswith(("{", "[", '"'))
+    if not is_value and ("\n" in text or "\\n" not in text):
         return None
     try:
-        values = [json.loads(text)]
+        values = [json.loads(text if is_value else f'"{text}"')]
     except (ValueError, RecursionError):
         return None
     patches: list[str] = []
@@ -64,13 +67,16 @@ def _json_patch(text: str) -> str | None:
 
 
 def _quoted_patch(text: str) -> str | None:
-    """The quoted last word of a command `apply_patch` or `bash -c` if it has a patch in it, else None."""
-    quote, word = _OPEN_QUOTE.match(text), text.rstrip()
-    if quote is None or len(word) <= quote.end() or not word.endswith(quote[1]):
+    """The quoted last word of a command, such as `apply_patch '...'`, if it has a patch in it, else None."""
+    opening = _OPEN_QUOTE.match(text)
+    if opening is None:
         return None
-    word = word[quote.end() : -1]
-    if quote[1] == "'":
+    quote, word = opening[1] or opening[2], text.rstrip().removesuffix(")")
+    if len(word) < opening.end() + len(quote) or not word.endswith(quote):
+        return None
+    word = word[opening.end() : -len(quote)]
+    if quote == "'":
         word = word.replace("'\\''", "'")
-    elif not word.startswith("$("):  # where quotes have no effect on a here-document
+    elif quote == '"' and not word.startswith("$("):  # where quotes have no effect on a here-document
         word = re.sub(r'\\([\\"$`])', r"\1", word)
     return word if _HEADER.search(word) else None

@@ -11,6 +11,7 @@ from composer_jax.tasks.patches.patch import FilePatch, Hunk, PatchError
 
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")  # str.splitlines divides at characters that are not line ends of a diff
 _HUNK = re.compile(r"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
+_LIKE_HUNK = re.compile(r"\s*@+\s*-\d")
 _UNSIGNED = ("", "\r")  # an empty line of context, from which an editor has stripped the blank
 _NO_END = "\\"  # \ No newline at end of file
 _SIGNATURE = "-- "  # git writes its version below it
@@ -35,6 +36,8 @@ def parse_unified(text: str) -> list[FilePatch]:
             raise PatchError(
                 f"line {at + 1} of the patch starts a hunk, but no file was named by --- and +++ before it"
             )
+        elif _LIKE_HUNK.match(lines[at]):
+            raise PatchError(f"line {at + 1} of the patch is not a header of a hunk like @@ -1,2 +1,2 @@")
         else:
             at += 1  # text of mails and version control around patches
     if not patches:

@@ -33,10 +33,17 @@ def wrappings(patch):
         "a word": f"apply_patch '{quoted}'",
         "a word of double quotes": f'apply_patch "{escaped}\n"\n',
         "a shell": f"bash -lc \"apply_patch <<'EOF'\n{escaped}\nEOF\n\"",
+        "an assignment": f'PATCH="{escaped}"',
+        "an option": f"apply_patch --patch '{quoted}'",
+        "a call of Python": f'apply_patch(patch="""{patch}\n""")',
+        "a string of Python": f"'''{patch}\n'''",
+        "a block of YAML": "patch: |\n" + "\n".join(f"  {line}" for line in patch.split("\n")),
+        "a tag": f"<patch>\n{patch}\n</patch>",
         "a substitution": f"apply_patch \"$(cat <<'EOF'\n{patch}\nEOF\n)\"",
         "a key": json.dumps({"input": f"{patch}\n"}),
         "a call": json.dumps({"name": "apply_patch", "arguments": {"patch": patch, "workdir": "."}}),
         "a command of an array": json.dumps({"command": ["bash", "-lc", f"apply_patch <<'EOF'\n{patch}\nEOF\n"]}),
+        "a string without quotes": json.dumps(patch)[1:-1],
         "a string": json.dumps(patch),
         "indentation": "\n".join(f"    {line}" for line in patch.split("\n")),
         "an indented here-document": "apply_patch <<EOF\n" + "\n".join(f"  {li}" for li in patch.split("\n")) + "\nEOF",
@@ -51,6 +58,19 @@ def test_a_patch_is_found_in_its_wrapping(patch, name):
     assert applied(wrappings(patch)[name]) == EDITED
     odd = patch.replace("BETA", """it's "\\$x" `y`""")
     assert applied(wrappings(odd)[name]) == EDITED.replace("BETA", """it's "\\$x" `y`""")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [("<patch>", "</patch>"), ('"""', '"""'), ("patch: ", "```"), ("", " ***")]
+)
+def test_an_envelope_within_its_first_and_last_line(before, after):
+    patch = ENVELOPE.replace("Begin Patch", f"Begin Patch{after if after == ' ***' else ''}")
+    assert applied(f"{before}{patch}{after}\n") == EDITED
+
+
+@pytest.mark.parametrize("quote", ["`", "'", '"'])
+def test_quotes_around_a_path(quote):
+    assert applied(ENVELOPE.replace("File: f", f"File: {quote}f{quote}")) == EDITED
 
 
 def test_a_patch_in_an_envelope_or_two():
@@ -119,6 +139,7 @@ def test_headers_that_are_lines_of_a_file():
         (json.dumps({"a": ENVELOPE, "b": ENVELOPE}), "this is no patch"),
         (json.dumps({"input": "x"}), "this is no patch"),
         ("apply_patch 'x", "this is no patch"),
+        (UNIFIED.replace("@@ -5 +5 @@", "@ -5 +5 @"), "line 8 of the patch is not a header of a hunk like"),
         ("*** Begin Patch\n*** Update File: f\n*** Move to:\n*** End Patch", "does not say where f is moved to"),
     ],
 )
