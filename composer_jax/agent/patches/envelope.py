@@ -20,7 +20,7 @@ from composer_jax.tasks.patches import FilePatch, Hunk, PatchError, parse_unifie
 
 _BEGIN, _END = "*** Begin Patch", "*** End Patch"
 _BEGIN_LINE = re.compile(r"[ \t]*\*\*\* Begin Patch[ \t*]*$")
-_END_LINE = re.compile(r"[ \t]*\*\*\* End Patch(?:[^\s\w].*|[ \t*]*)$")  # a closing tag or quote may follow it
+_END_LINE = re.compile(r"([ \t]*)\*\*\* End Patch(?:[^\s\w].*|[ \t*]*)$")  # a closing tag or quote may follow it
 _FILE = re.compile(r"\*\*\*[ \t]*(Update|Add|Delete)[ \t]+File[ \t]*:(.*)")
 _MOVE = re.compile(r"\*\*\*[ \t]*Move[ \t]+to[ \t]*:(.*)")
 _END_OF_FILE = re.compile(r"\*\*\*[ \t]*End[ \t]+of[ \t]+File[ \t]*$")
@@ -61,16 +61,26 @@ def _parse_envelopes(lines: list[str], begin: int) -> list[FilePatch]:
     patches: list[FilePatch] = []
     outside = lines[:begin]
     while begin < len(lines):
-        ends = [at for at in range(begin + 1, len(lines)) if _END_LINE.match(lines[at])]
-        if not ends:
-            raise PatchError(f"the patch must start with {_BEGIN} and end with {_END}")
-        end = next((at for at in ends if lines[at].startswith(_END)), ends[-1])
+        end = _find_end(lines, begin)
         patches += _parse_envelope(lines[begin:end])
         begin = next((at for at in range(end, len(lines)) if lines[at].startswith(_BEGIN)), len(lines))
         outside += lines[end:begin]
     if stray := next(filter(_FILE.match, outside), None):
         raise PatchError(f"{stray[:80]!r} is not between {_BEGIN} and {_END}")
     return patches
+
+
+def _find_end(lines: list[str], begin: int) -> int:
+    """The line that ends an envelope: the first without indentation, else the last; others may be lines of files."""
+    indented = None
+    for at in range(begin + 1, len(lines)):
+        if match := _END_LINE.match(lines[at]):
+            if not match[1]:
+                return at
+            indented = at
+    if indented is None:
+        raise PatchError(f"the patch must start with {_BEGIN} and end with {_END}")
+    return indented
 
 
 def _parse_envelope(lines: list[str]) -> list[FilePatch]:

@@ -2,6 +2,7 @@
 
 import re
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -10,6 +11,7 @@ from composer_jax.tasks.patches import PatchError, split_lines
 BOM = "\ufeff"
 UNKNOWN = "\ufffd"
 """What read_file shows for a byte that is not UTF-8."""
+_LINE_END = re.compile(r"\r\n?|\n")
 _UNDECODED = re.compile("[\udc80-\udcff]")
 
 
@@ -86,6 +88,12 @@ def normal_line(line: str) -> str:
     return line.rstrip("\r\n") + "\n"
 
 
+def line_end_near(text: str, at: int) -> str:
+    """The first line end of a text at an offset or behind it, else the first of the text, else ""."""
+    end = _LINE_END.search(text, at) or _LINE_END.search(text)
+    return end[0] if end else ""
+
+
 def with_line_ends(text: str, end: str) -> str:
     """A text whose lines end with `end`; "" leaves them."""
     return re.sub(r"\r*\n", end, text) if end else text
@@ -103,14 +111,14 @@ def fit_lines(file_lines: Sequence[str], new_lines: Sequence[str], signs: str, a
       open_end: whether the last of `file_lines` is the last of the file and has no line end, nor gets the last new one.
     """
     lines: list[str] = []
-    removed: list[str] = []
+    removed: deque[str] = deque()
     old, new, end = iter(file_lines), iter(new_lines), above
     for sign in signs:
         if sign == "-":
             removed.append(next(old))
             continue
         line = next(new)
-        replaced = removed.pop(0) if sign == "+" and removed else ""
+        replaced = removed.popleft() if sign == "+" and removed else ""
         if sign == " ":
             removed.clear()
             line = replaced = next(old)

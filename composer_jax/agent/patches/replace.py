@@ -7,6 +7,7 @@ from composer_jax.agent.patches.file_text import (
     fit_lines,
     is_undecoded,
     line_end,
+    line_end_near,
     normal_line,
     shown_text,
     with_bytes_of,
@@ -15,7 +16,7 @@ from composer_jax.agent.patches.file_text import (
 from composer_jax.agent.similar_lines import MAX_OCCURRENCES, describe_similar_lines, line_numbers
 from composer_jax.tasks.patches import PatchError, diff_lines, split_lines
 
-_MAX_COMPARED = 1_000_000  # pairs of lines; diff_lines is quadratic
+_MAX_COMPARED = 40_000  # pairs of lines; diff_lines is more than quadratic where lines are repeated
 
 
 def replace_once(path: str, text: str, old: str, new: str) -> tuple[str, int]:
@@ -24,15 +25,14 @@ def replace_once(path: str, text: str, old: str, new: str) -> tuple[str, int]:
     `old` is looked for as it is written, then as read_file shows the file: without the kind of line ends, and with a
     last line that ends. Raises PatchError, which names `path`, if it is not in the text exactly once.
     """
-    shown = ShownLines(text)
     start = _find_once(path, shown_text(text), old)
     if start is not None and not _splits_line_end(text, start) and not _splits_line_end(text, start + len(old)):
         end = start + len(old)
         if "\n" not in old and "\r" not in old:  # it does not tell which line ends it is written with
-            next_line = shown.text.find("\n", shown.from_file(start)) + 1
-            new = with_line_ends(new, shown.line_end_at(next_line))
+            new = with_line_ends(new, line_end_near(text, start))
         inserted = with_bytes_of(new, text[start:end])
     else:
+        shown = ShownLines(text)
         normal = re.sub(r"\r\n?", "\n", old)
         at = _find_once(path, shown.text, normal)
         if at is None:

@@ -9,10 +9,12 @@ import re
 
 _MAX_DEPTH = 3  # of JSON in JSON, such as {"command": ["bash", "-c", "apply_patch '...'"]}
 _OPEN_QUOTE = re.compile(
-    r"""\s*[^'"\n]*(?:\bapply_patch[ \t]+|\s-\w*c[ \t]+|--\w+[ \t]+|[=(])("{3}|'{3}|"|')|\s*("{3}|'{3})"""
+    r"""[^'"\n]*(?:\bapply_patch[ \t]+|\s-\w*c[ \t]+|--\w+[ \t]+|[=(])("{3}|'{3}|"|')|("{3}|'{3})"""
 )
 _HEADER = re.compile(
-    r"^[ \t]*(?:[^\r\n]*\*\*\* Begin Patch[ \t*]*|diff --git [^\r\n]*|--- [^\r\n]*\r?\n[ \t]*\+\+\+ [^\r\n]*)(\r?)$",
+    r"^(?:[^\r\n]*\*\*\* Begin Patch[ \t*]*"
+    r"|[ \t]*diff --git [^\r\n]*"
+    r"|[ \t]*--- [^\r\n]*\r?\n[ \t]*\+\+\+ [^\r\n]*)(\r?)$",
     re.MULTILINE,
 )
 
@@ -68,10 +70,11 @@ def _json_patch(text: str) -> str | None:
 
 def _quoted_patch(text: str) -> str | None:
     """The quoted last word of a command, such as `apply_patch '...'`, if it has a patch in it, else None."""
+    text = text.strip()
     opening = _OPEN_QUOTE.match(text)
     if opening is None:
         return None
-    quote, word = opening[1] or opening[2], text.rstrip().removesuffix(")")
+    quote, word = opening[1] or opening[2], text.removesuffix(")")
     if len(word) < opening.end() + len(quote) or not word.endswith(quote):
         return None
     word = word[opening.end() : -len(quote)]
