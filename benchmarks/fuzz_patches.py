@@ -62,8 +62,6 @@ def problem_of(case: FuzzCase, answer: str, after: Mapping[str, bytes]) -> str |
         old, new = case.arguments["old"], case.arguments["new"]
         text, result = (files["f"].decode(errors="surrogateescape") for files in (case.before, after))
         return edit_problem(text, old, new, None if is_refused else result)
-    if case.after is None and not is_refused and re.search(r"(?:\n|\\n)[ ]+(?:[*]{3} |@@)", case.arguments["patch"]):
-        return None  # the second reading, in which a line of the file is a header
     if is_refused != (case.after is None):
         return "refused" if is_refused else "applied"
     return None if is_refused or after == case.after else "has another result"

@@ -19,13 +19,17 @@ from composer_jax.agent.patches.unwrap import unwrap
 from composer_jax.tasks.patches import FilePatch, Hunk, PatchError, parse_unified, starts_file
 
 _BEGIN, _END = "*** Begin Patch", "*** End Patch"
-_BEGIN_LINE = re.compile(r"[ \t]*\*\*\* Begin Patch[ \t*]*$")
-_END_LINE = re.compile(r"([ \t]*)\*\*\* End Patch(?:[^\s\w].*|[ \t*]*)$")  # a closing tag or quote may follow it
+_BEGIN_LINE = re.compile(r"[ \t]*\*\*\*[ \t]*Begin[ \t]+Patch[ \t*]*$")
+_END_LINE = re.compile(
+    r"([ \t]*)\*\*\*[ \t]*End[ \t]+Patch(?:[^\s\w].*|[ \t*]*)$"
+)  # a closing tag or quote may follow it
 _FILE = re.compile(r"\*\*\*[ \t]*(Update|Add|Delete)[ \t]+File[ \t]*:(.*)")
 _MOVE = re.compile(r"\*\*\*[ \t]*Move[ \t]+to[ \t]*:(.*)")
 _END_OF_FILE = re.compile(r"\*\*\*[ \t]*End[ \t]+of[ \t]+File[ \t]*$")
 _NUMBERS = re.compile(r"@@ -(\d{1,9})(?:,\d{1,9})? \+\d{1,9}(?:,\d{1,9})? @@")
-_INDENTED_HEADER = re.compile(r"^[ \t]+(?=@@|\*\*\*[ \t]*(?:Update|Add|Delete|Move|End[ \t]+of)[ \t])", re.MULTILINE)
+_INDENTED_FILE = re.compile(r"^[ \t]+(?=\*\*\*[ \t]*(?:Update|Add|Delete|Move)[ \t])", re.MULTILINE)
+_INDENTED_HUNK = re.compile(r"^[ \t]+(?=@@(?:[ \t]|$))", re.MULTILINE)
+_INDENTED_NAMES = re.compile(r"^[ \t]+(--- .*\n)[ \t]+(?=\+\+\+ )", re.MULTILINE)
 
 
 def parse_patch(text: str) -> list[FilePatch]:
@@ -40,13 +44,21 @@ def parse_patch(text: str) -> list[FilePatch]:
 
 
 def outdent_headers(text: str) -> str:
-    """An envelope with its headers at the beginning of their lines; other texts are returned as they are.
+    """A patch with its headers at the beginning of their lines.
 
-    An indented header is the second reading of a line that `parse_patch` takes for a line of a file.
+    An indented header is the second reading of a line that `parse_patch` takes for a line of a file. Headers of hunks
+    are indented only if all are: one among others is a line of a file that is a patch itself.
     """
     text = unwrap(text)
-    begin, unified = _beginnings(text.split("\n"))
-    return _INDENTED_HEADER.sub("", text) if begin < unified else text
+    lines = text.split("\n")
+    begin, unified = _beginnings(lines)
+    if begin == unified:  # there is neither
+        text = _INDENTED_NAMES.sub(r"\1", text)
+    elif unified < begin:
+        return text
+    if not any(line.startswith("@@") for line in lines):
+        text = _INDENTED_HUNK.sub("", text)
+    return _INDENTED_FILE.sub("", text)
 
 
 def _beginnings(lines: list[str]) -> tuple[int, int]:

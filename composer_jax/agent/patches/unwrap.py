@@ -12,7 +12,7 @@ _OPEN_QUOTE = re.compile(
     r"""[^'"\n]*(?:\bapply_patch[ \t]+|\s-\w*c[ \t]+|--\w+[ \t]+|[=(])("{3}|'{3}|"|')|("{3}|'{3})"""
 )
 _HEADER = re.compile(
-    r"^(?:[^\r\n]*\*\*\* Begin Patch[ \t*]*"
+    r"^(?:[^\r\n]*\*\*\*[ \t]*Begin[ \t]+Patch[ \t*]*"
     r"|[ \t]*diff --git [^\r\n]*"
     r"|[ \t]*--- [^\r\n]*\r?\n[ \t]*\+\+\+ [^\r\n]*)(\r?)$",
     re.MULTILINE,

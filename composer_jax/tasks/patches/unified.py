@@ -139,6 +139,7 @@ def _parse_hunk(lines: list[str], at: int, path: str, number: int) -> tuple[Hunk
         end = _end_by_counts(lines, body, int(head[2] or 1), int(head[4] or 1))
     if end is None:
         end = _end_by_signs(lines, body)
+        _refuse_rest(lines, end, f"hunk {number} of {path}")
     signed: list[tuple[str, str]] = []
     for line in lines[body:end]:
         if not line.startswith(_NO_END):
@@ -174,6 +175,20 @@ def _end_by_signs(lines: list[str], at: int) -> int:
     while at > first and not lines[at - 1].strip():  # before the next header
         at -= 1
     return at
+
+
+def _refuse_rest(lines: list[str], at: int, name: str) -> None:
+    """Raises PatchError if signed lines follow the end of a hunk, which a line without a sign has ended.
+
+    A fence of Markdown ends the patch; what follows it is no part of it.
+    """
+    stop = at = _skip_blank(lines, at)
+    while at < len(lines) and lines[at].strip() and not lines[at].startswith(("@@", "```", "~~~")):
+        if starts_file(lines, at):
+            return
+        if lines[at].startswith(("+", "-")):
+            raise PatchError(f"{name} has a line that starts with neither blank, + nor -: {_repr(lines[stop])}")
+        at += 1
 
 
 def _sign(line: str) -> str:

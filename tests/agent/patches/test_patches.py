@@ -181,6 +181,11 @@ def test_hunks_that_fit_nowhere_or_twice_are_refused(before, hunks, words):
         ("diff --git a/f b/f\nBinary files a/f and b/f differ\n", "is changed in binary"),
         ("diff --git a/f b/f\nnew file mode 120000\n--- /dev/null\n+++ b/f\n@@ -0,0 +1 @@\n+x\n", "has mode '120000'"),
         ("--- /dev/null\n+++ /dev/null\n", "does not say which file"),
+        (
+            "--- a/f\n+++ b/f\n@@ -1,4 +1,4 @@\n a\n-b\n+B\nc\n-d\n+D\n",
+            "hunk 1 of f has a line that starts with neither",
+        ),
+        ("--- a/f\n+++ b/f\n@@\n a\n-b\n+B\n\nc\nd\n-e\n", "starts with neither blank, + nor -: 'c'"),
         ("*** Begin Patch\n*** Update File: f\n", "must start with"),
         ("*** Begin Patch\nhello\n*** End Patch", "line 2 of the patch is not a header"),
         ("*** Begin Patch\n*** End Patch", "the patch changes no file"),
@@ -196,6 +201,12 @@ def test_invalid_patches_are_refused_in_one_sentence(text, expected):
     with pytest.raises(PatchError) as error:
         parse_patch(text)
     assert expected in str(error.value) and "\n" not in str(error.value)
+
+
+def test_text_after_a_hunk_with_wrong_counts_is_no_part_of_it():
+    text = "```diff\n--- a/f\n+++ b/f\n@@ -1,9 +1,9 @@\n a\n-b\n+B\n```\nIt mends:\n- a list\n"
+    [patch] = parse_patch(text)
+    assert apply_hunks("a\nb\n", patch.hunks) == "a\nB\n"
 
 
 def test_the_place_of_a_hunk_without_old_lines():

@@ -114,6 +114,10 @@ def test_white_space_around_headers(blank):
     assert applied(behind) == EDITED
     before = "\n".join(blank + line if line in headers else line for line in lines)
     assert applied(outdent_headers(before)) == EDITED
+    assert applied(ENVELOPE.replace("*** Begin Patch", f"***{blank}Begin{blank}Patch")) == EDITED
+    headers = [line for line in UNIFIED.split("\n") if line.startswith(("---", "+++", "@@"))]
+    before = "\n".join(blank + line if line in headers else line for line in UNIFIED.split("\n"))
+    assert applied(outdent_headers(before)) == EDITED
     outer = "\n".join(blank + line if line in (lines[0], lines[-1]) else line for line in lines)
     assert applied(outer) == EDITED
 
