@@ -198,7 +198,8 @@ def edit_problem(text: str, old: str, new: str, after: str | None) -> str | None
     places, is_exact = _edit_places(text, old)
     is_utf8 = shown(text) == text
     if after is None:
-        return "refused" if len(places) == 1 and is_utf8 and old != new else None
+        changes_ends_only = not is_exact and _normal(old).rstrip("\n") == _normal(new).rstrip("\n")
+        return "refused" if len(places) == 1 and is_utf8 and old != new and not changes_ends_only else None
     if len(places) != 1 or old == new:
         return f"applied, though old is there {len(places)} times"
     start, end = places[0]

@@ -104,6 +104,8 @@ def _parse_file(lines: list[str], at: int) -> tuple[FilePatch, int]:
     while (head := _skip_blank(lines, at)) < len(lines) and lines[head].startswith("@@"):
         hunk, at = _parse_hunk(lines, head, new or old or "", len(hunks) + 1)
         hunks.append(hunk)
+    if not hunks and _has_changes(lines, at):
+        raise PatchError(f"the change of {new or old} starts without a header of a hunk like @@ -1,2 +1,2 @@")
     if "copy from" in headers:
         raise PatchError(f"{new} is a copy of another file, which is not understood; add it as a new file")
     mode = headers.get("new file mode", headers.get("new mode"))
@@ -124,6 +126,8 @@ def _parse_extended_headers(lines: list[str], at: int, git: str | None) -> tuple
                 headers[key.strip()] = lines[at].removeprefix(key).strip()
         if lines[at].startswith(("GIT binary patch", "Binary files ")):
             raise PatchError(f"{_repr(git or '')} is changed in binary, which cannot be applied")
+        if git is not None and lines[at].startswith(("+", "-")):
+            break
         if git is None or not lines[at].strip():
             break
         at += 1
@@ -139,7 +143,10 @@ def _parse_hunk(lines: list[str], at: int, path: str, number: int) -> tuple[Hunk
         end = _end_by_counts(lines, body, int(head[2] or 1), int(head[4] or 1))
     if end is None:
         end = _end_by_signs(lines, body)
-        _refuse_rest(lines, end, f"hunk {number} of {path}")
+        if _has_changes(lines, stop := _skip_blank(lines, end)):
+            raise PatchError(
+                f"hunk {number} of {path} has a line that starts with neither blank, + nor -: {_repr(lines[stop])}"
+            )
     signed: list[tuple[str, str]] = []
     for line in lines[body:end]:
         if not line.startswith(_NO_END):
@@ -177,18 +184,18 @@ def _end_by_signs(lines: list[str], at: int) -> int:
     return at
 
 
-def _refuse_rest(lines: list[str], at: int, name: str) -> None:
-    """Raises PatchError if signed lines follow the end of a hunk, which a line without a sign has ended.
+def _has_changes(lines: list[str], at: int) -> bool:
+    """Whether lines that a hunk would add or remove follow a place where no hunk begins.
 
-    A fence of Markdown ends the patch; what follows it is no part of it.
+    A blank line, a header, git's signature or a fence of Markdown ends them: what is behind it may be prose.
     """
-    stop = at = _skip_blank(lines, at)
     while at < len(lines) and lines[at].strip() and not lines[at].startswith(("@@", "```", "~~~")):
-        if starts_file(lines, at):
-            return
+        if starts_file(lines, at) or lines[at] == _SIGNATURE:
+            return False
         if lines[at].startswith(("+", "-")):
-            raise PatchError(f"{name} has a line that starts with neither blank, + nor -: {_repr(lines[stop])}")
+            return True
         at += 1
+    return False
 
 
 def _sign(line: str) -> str:

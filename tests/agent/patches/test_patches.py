@@ -181,6 +181,11 @@ def test_hunks_that_fit_nowhere_or_twice_are_refused(before, hunks, words):
         ("diff --git a/f b/f\nBinary files a/f and b/f differ\n", "is changed in binary"),
         ("diff --git a/f b/f\nnew file mode 120000\n--- /dev/null\n+++ b/f\n@@ -0,0 +1 @@\n+x\n", "has mode '120000'"),
         ("--- /dev/null\n+++ /dev/null\n", "does not say which file"),
+        ("diff --git a/f b/g\nrename from f\nrename to g\n a\n-b\n+c\n", "the change of g starts without"),
+        (
+            "diff --git a/f b/g\nrename from f\nrename to g\n--- a/f\n+++ b/g\n-a\n+b\n",
+            "the change of g starts without",
+        ),
         (
             "--- a/f\n+++ b/f\n@@ -1,4 +1,4 @@\n a\n-b\n+B\nc\n-d\n+D\n",
             "hunk 1 of f has a line that starts with neither",
