@@ -9,7 +9,8 @@ import re
 
 _MAX_DEPTH = 3  # of JSON in JSON, such as {"command": ["bash", "-c", "apply_patch '...'"]}
 _OPEN_QUOTE = re.compile(
-    r"""[^'"\n]*(?:\bapply_patch[ \t]+|\s-\w*c[ \t]+|--\w+[ \t]+|[=(])("{3}|'{3}|"|')|("{3}|'{3})"""
+    r"""(?:[^'"\n]*[=( \t])?("{3}|'{3}|"|')(?=\s*(?:\*\*\*[ \t]*Begin|diff[ ]--git[ ]|---[ ]|\$\(cat))"""
+    r"""|(?:\S*/)?(?:ba|da|z)?sh[ \t]+(?:-\w+[ \t]+)*-\w*c[ \t]+("|')"""
 )
 _HEADER = re.compile(
     r"^(?:[^\r\n]*\*\*\*[ \t]*Begin[ \t]+Patch[ \t*]*"
@@ -41,8 +42,8 @@ def unwrap(text: str, depth: int = _MAX_DEPTH) -> str:
 def _dedent(before: str, patch: str) -> str:
     """The text without the indentation of the patch's first line, if all of its lines have it."""
     indent = patch[: len(patch) - len(patch.lstrip(" \t"))]
-    lines = patch.split("\n")
-    while indent and not lines[-1].startswith(indent):  # such as the end of a here-document
+    lines = patch.rstrip().split("\n")
+    if indent and not lines[-1].startswith((indent[0], "+", "-", "*", "@", "\\")):  # the end of a here-document
         lines.pop()
     if indent and all(line.startswith(indent) for line in lines if line.strip()):
         return "\n".join(line[len(indent) :] for line in lines)

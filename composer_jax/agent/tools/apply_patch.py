@@ -13,7 +13,6 @@ from composer_jax.tasks.patches import FilePatch, PatchError
 
 async def apply_patch(workspace: Workspace, patch: str) -> str:
     """Applies a unified diff, or a patch from *** Begin Patch to *** End Patch."""
-    draft = _Draft(workspace)
     try:
         draft, answers = _draft(workspace, patch)
     except (PatchError, ToolError) as error:

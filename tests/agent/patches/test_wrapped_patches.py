@@ -122,6 +122,16 @@ def test_white_space_around_headers(blank):
     assert applied(outer) == EDITED
 
 
+def test_what_looks_like_a_wrapping_is_none():
+    assert applied(f" {ENVELOPE}\n") == EDITED, "only the first line is indented"
+    quoted = UNIFIED.replace("BETA", '"BETA').replace("DELTA", 'DELTA"')
+    for mail in ('Fix f("a") and sh -c "b"\n', "Call it with x='a'\n", "apply_patch 'x'\n"):
+        assert applied(f"{mail}{quoted}") == EDITED.replace("BETA", '"BETA').replace("DELTA", 'DELTA"'), mail
+    indented = "".join(f"  {line}\n" for line in UNIFIED.split("\n"))
+    with pytest.raises(PatchError):
+        parse_patch(f"{indented}--- a/g\n+++ b/g\n@@ -1 +1 @@\n-a\n+b\n")
+
+
 def test_headers_that_are_lines_of_a_file():
     text = "*** Update File: f\n*** End Patch\n*** Begin Patch\n"
     lines = " *** Update File: f\n *** End Patch\n+x\n *** Begin Patch"
