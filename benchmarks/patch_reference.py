@@ -72,6 +72,9 @@ def apply_reference(text: str, hunks: Sequence[PlacedHunk]) -> str:
 
 def apply_reference_lines(text: str, hunks: Sequence[PlacedHunk]) -> str:
     pieces, done = [], 0
+    starts = [hunk.start for hunk in hunks if hunk.start is not None]
+    if len(starts) == len(hunks):
+        hunks = [hunks[at] for _, at in sorted((start, at) for at, start in enumerate(starts))]
     for hunk in hunks:
         for one in (hunk, hunk.trimmed()):
             if place := (_replacement(text, done, one) if one.old else _insertion(text, done, one)):

@@ -273,7 +273,9 @@ class PatchWriter:
             text += f"*** Move to: {change.new}\n"
         for number, hunk in enumerate(change.hunks):
             text += "".join(f"@@ {anchor}\n" for anchor in hunk.anchors)
-            text += "" if hunk.anchors or (not number and self._chance(0.3)) else "@@\n"
+            # An indented header looks like a line of context at the beginning of a hunk.
+            may_omit = not number and not hunk.signed[0][1].startswith("@@")
+            text += "" if hunk.anchors or (may_omit and self._chance(0.3)) else "@@\n"
             text += (
                 "".join((sign or " " * bool(content(line))) + line for sign, line in hunk.signed)
                 + "*** End of File\n" * hunk.at_end
@@ -341,12 +343,11 @@ def _unified(change: _Change, always_git: bool) -> str:
     heads = [f"a/{old}" if old else "/dev/null", f"b/{new}" if new else "/dev/null"]
     heads = [f"{head}\t" if " " in head else head for head in heads]
     text += f"--- {heads[0]}\n+++ {heads[1]}\n"
-    shift = 0
     for hunk in change.hunks:
-        sizes = len(hunk.old), len(hunk.new)
-        first = (hunk.start or 0) + shift + (sizes[1] > 0) - (sizes[0] > 0)
-        text += f"@@ -{hunk.start},{sizes[0]} +{first},{sizes[1]} @@\n"
-        shift += sizes[1] - sizes[0]
+        start, sizes = hunk.start or 0, (len(hunk.old), len(hunk.new))
+        shift = sum(len(other.new) - len(other.old) for other in change.hunks if (other.start or 0) < start)
+        first = max(0, start + shift + (sizes[1] > 0) - (sizes[0] > 0))
+        text += f"@@ -{start},{sizes[0]} +{first},{sizes[1]} @@\n"
         for sign, line in hunk.signed:
             text += f"{sign}{line}" if line.endswith("\n") else f"{sign}{line}\n\\ No newline at end of file\n"
     return text

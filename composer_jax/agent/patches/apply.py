@@ -16,13 +16,16 @@ def apply_hunks(text: str, hunks: Sequence[Hunk]) -> str:
     """The text with all hunks applied.
 
     A hunk is applied at its line number if its old lines are there, else at the only place behind the previous hunk
-    where they are. The text keeps its byte order mark unless the old lines begin with it. Raises PatchError, which
-    starts with "hunk N", if there is no such place or several.
+    where they are; hunks that all have line numbers are ordered by them. The text keeps its byte order mark unless the
+    old lines begin with it. Raises PatchError, which starts with "hunk N", if there is no such place or several.
     """
     mark = BOM if text.startswith(BOM) and not any(line.startswith(BOM) for hunk in hunks for line in hunk.old) else ""
     file = _PatchedText(text.removeprefix(mark))
     done, pieces = 0, []
-    for number, hunk in enumerate(hunks, 1):
+    numbered = list(enumerate(hunks, 1))
+    if all(hunk.start is not None for hunk in hunks):
+        numbered.sort(key=lambda pair: pair[1].start)
+    for number, hunk in numbered:
         start, end, new = file.locate(done, hunk, f"hunk {number}")
         pieces += [file.text[done:start], new]
         done = end

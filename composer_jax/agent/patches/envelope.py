@@ -14,6 +14,7 @@
 """
 
 import re
+from collections.abc import Iterator
 
 from composer_jax.agent.patches.unwrap import unwrap
 from composer_jax.tasks.patches import FilePatch, Hunk, PatchError, parse_unified, starts_file
@@ -24,6 +25,7 @@ _END_LINE = re.compile(
     r"([ \t]*)\*\*\*[ \t]*End[ \t]+Patch(?:[^\s\w].*|[ \t*]*)$"
 )  # a closing tag or quote may follow it
 _FILE = re.compile(r"\*\*\*[ \t]*(Update|Add|Delete)[ \t]+File[ \t]*:(.*)")
+_UPDATE = re.compile(r"[ \t]*(?:\*\*\*[ \t]*Update|\+\+\+)[ \t]")
 _MOVE = re.compile(r"\*\*\*[ \t]*Move[ \t]+to[ \t]*:(.*)")
 _END_OF_FILE = re.compile(r"\*\*\*[ \t]*End[ \t]+of[ \t]+File[ \t]*$")
 _NUMBERS = re.compile(r"@@ -(\d{1,9})(?:,\d{1,9})? \+\d{1,9}(?:,\d{1,9})? @@")
@@ -47,7 +49,7 @@ def outdent_headers(text: str) -> str:
     """A patch with its headers at the beginning of their lines.
 
     An indented header is the second reading of a line that `parse_patch` takes for a line of a file. Headers of hunks
-    are indented only if all are: one among others is a line of a file that is a patch itself.
+    are indented only if every change of a file begins with one: another is a line of a file that is a patch itself.
     """
     text = unwrap(text)
     lines = text.split("\n")
@@ -56,9 +58,19 @@ def outdent_headers(text: str) -> str:
         text = _INDENTED_NAMES.sub(r"\1", text)
     elif unified < begin:
         return text
-    if not any(line.startswith("@@") for line in lines):
+    if all(map(_INDENTED_HUNK.match, _first_lines(lines))):
         text = _INDENTED_HUNK.sub("", text)
     return _INDENTED_FILE.sub("", text)
+
+
+def _first_lines(lines: list[str]) -> Iterator[str]:
+    """The first line of each change of a file in an envelope or a unified diff."""
+    for at, line in enumerate(lines):
+        if _UPDATE.match(line):
+            first = _skip_blank(lines, at + 1)
+            if first < len(lines) and _MOVE.match(lines[first].strip()):
+                first = _skip_blank(lines, first + 1)
+            yield lines[first] if first < len(lines) else ""
 
 
 def _beginnings(lines: list[str]) -> tuple[int, int]:

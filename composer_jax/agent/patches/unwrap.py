@@ -42,7 +42,7 @@ def unwrap(text: str, depth: int = _MAX_DEPTH) -> str:
 def _dedent(before: str, patch: str) -> str:
     """The text without the indentation of the patch's first line, if all of its lines have it."""
     indent = patch[: len(patch) - len(patch.lstrip(" \t"))]
-    lines = patch.rstrip().split("\n")
+    lines = patch.rstrip("\n").split("\n")
     if indent and not lines[-1].startswith((indent[0], "+", "-", "*", "@", "\\")):  # the end of a here-document
         lines.pop()
     if indent and all(line.startswith(indent) for line in lines if line.strip()):

@@ -37,7 +37,7 @@ def skip_misfits(draft, patch, apply_one=apply_patch._Draft.apply):
 )
 def test_faults_are_found(place, name, fault, monkeypatch):
     monkeypatch.setattr(place, name, fault)
-    assert asyncio.run(fuzz(200, 4))["wrong"]
+    assert asyncio.run(fuzz(400, 4))["wrong"]
 
 
 def test_a_seed_gives_its_cases_again():

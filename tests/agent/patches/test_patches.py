@@ -159,7 +159,8 @@ SECOND, FIRST = Hunk(("b\n",), ("B\n",), 2), Hunk(("a\n",), ("A\n",), 1)
     [
         ("b\nc\nb\nc\n", [Hunk(("b\n", "c\n"), N, 90)], "1 fits in several places, such as lines 1 and 3"),
         ("a\nxb\nc\n", [Hunk(("b\n", "c\n"), N, 90)], "1 does not fit: its old lines are not in the file"),
-        ("a\nb\n", [SECOND, FIRST], "2 does not fit: .* behind line 2"),
+        ("a\nb\n", [Hunk(("b\n",), N), Hunk(("a\n",), N)], "2 does not fit: .* behind line 2"),
+        ("a\nb\n", [SECOND, Hunk(("x\n",), N, 1)], "2 does not fit: .* such as 'x'"),
         ("a\nb\n", [SECOND, SECOND], "2 does not fit"),
         ("a\nb\n", [Hunk((), N)], "1 only adds lines and does not say where"),
         ("a\nb\n", [Hunk((), N, None, ("class X",))], "no line starts with its @@ 'class X'"),
@@ -206,6 +207,10 @@ def test_invalid_patches_are_refused_in_one_sentence(text, expected):
     with pytest.raises(PatchError) as error:
         parse_patch(text)
     assert expected in str(error.value) and "\n" not in str(error.value)
+
+
+def test_hunks_with_line_numbers_may_come_in_any_order():
+    assert apply_hunks("a\nb\na\n", [SECOND, FIRST]) == "A\nB\na\n"
 
 
 def test_text_after_a_hunk_with_wrong_counts_is_no_part_of_it():

@@ -123,6 +123,8 @@ def test_white_space_around_headers(blank):
 
 
 def test_what_looks_like_a_wrapping_is_none():
+    ends = "  --- a/f\n  +++ b/f\n  @@ -2 +2 @@\n  -beta\n  +BETA \r\n"
+    assert applied(ends) == FILE.replace("beta\n", "BETA \r\n")
     assert applied(f" {ENVELOPE}\n") == EDITED, "only the first line is indented"
     quoted = UNIFIED.replace("BETA", '"BETA').replace("DELTA", 'DELTA"')
     for mail in ('Fix f("a") and sh -c "b"\n', "Call it with x='a'\n", "apply_patch 'x'\n"):
@@ -139,6 +141,8 @@ def test_headers_that_are_lines_of_a_file():
     assert applied(patch, text) == "*** Update File: f\n*** End Patch\nx\n*** Begin Patch\n"
     later = "*** Begin Patch\n*** Update File: f\n@@\n-a\n *** End Patch\n*** Delete File: g\n*** End Patch"
     assert outdent_headers(later) == later, "the patch would end there"
+    context = "*** Begin Patch\n*** Update File: f\n a\n @@ -1 +1 @@\n-b\n*** End Patch"
+    assert outdent_headers(context) == context, "the context would end there"
     diff = "--- a/f\n+++ b/f\n@@ -1,3 +1,3 @@\n *** Update File: f\n-*** End Patch\n+x\n *** Begin Patch\n"
     assert applied(diff, text) == "*** Update File: f\nx\n*** Begin Patch\n"
 
