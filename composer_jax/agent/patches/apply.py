@@ -24,7 +24,7 @@ def apply_hunks(text: str, hunks: Sequence[Hunk]) -> str:
     done, pieces = 0, []
     numbered = list(enumerate(hunks, 1))
     if all(hunk.start is not None for hunk in hunks):
-        numbered.sort(key=lambda pair: pair[1].start)
+        numbered.sort(key=lambda pair: pair[1].start or 0)
     for number, hunk in numbered:
         start, end, new = file.locate(done, hunk, f"hunk {number}")
         pieces += [file.text[done:start], new]
