@@ -9,8 +9,10 @@ from composer_jax.models.config import ModelConfig
 from composer_jax.ops import splash
 
 
-def forward_flops(config: ModelConfig, tokens: int) -> float:
+def forward_flops(config: ModelConfig, tokens: int | np.ndarray) -> float:
     """Returns the operations of one forward pass over a document of `tokens` tokens, MTP modules included.
+
+    An array gives the tokens of several documents, whose operations are added.
 
     Each multiplication of a matrix product counts as two: projections, chosen and shared experts, router, head, and the
     causal half of attention's scores and weighted values. A training step takes three times as many. Recomputation is
@@ -25,19 +27,22 @@ def forward_flops(config: ModelConfig, tokens: int) -> float:
     dense_layers = c.n_layers - c.n_moe_layers
     per_token = c.n_layers * projections + dense_layers * dense + c.n_moe_layers * experts + head + module
 
+    lengths = np.asarray(tokens, np.float64)
+
     def pairs_in(window: int | None) -> float:
         """Pairs of a query and a key that it attends to."""
-        if window is None or window >= tokens:
-            return tokens * (tokens + 1) / 2
-        return window * (window + 1) / 2 + (tokens - window) * window
+        seen = lengths if window is None else np.minimum(lengths, window)
+        return float((seen * (seen + 1) / 2 + (lengths - seen) * seen).sum())
 
     pairs = sum(pairs_in(c.sliding_window if c.has_window(layer) else None) for layer in range(c.n_layers))
     pairs += c.n_mtp_modules * pairs_in(None)
-    return 2 * (tokens * per_token + pairs * per_pair)
+    return 2 * (float(lengths.sum()) * per_token + pairs * per_pair)
 
 
-def training_flops(config: ModelConfig, tokens: int, *, trains_mtp: bool = False, trains_trunk: bool = True) -> float:
-    """Returns the operations of a training step on a document of `tokens` tokens, without recomputation.
+def training_flops(
+    config: ModelConfig, tokens: int | np.ndarray, *, trains_mtp: bool = False, trains_trunk: bool = True
+) -> float:
+    """Returns the operations of a training step on a document of `tokens` tokens, or several, without recomputation.
 
     A backward pass takes twice those of the forward pass.
 
@@ -48,6 +53,16 @@ def training_flops(config: ModelConfig, tokens: int, *, trains_mtp: bool = False
     of_trunk = forward_flops(dataclasses.replace(config, n_mtp_modules=0), tokens)
     of_modules = forward_flops(config, tokens) - of_trunk if trains_mtp else 0.0
     return (3 if trains_trunk else 1) * of_trunk + 3 * of_modules
+
+
+def document_lengths(segments_BS: np.ndarray) -> np.ndarray:
+    """Returns the tokens of each document in packed rows, int64 [documents].
+
+    segments_BS: integers, the documents of a row numbered from 1; 0 is padding.
+    """
+    lengths = [np.bincount(row)[1:] for row in segments_BS]
+    lengths = np.concatenate([np.zeros(0, np.int64), *lengths])
+    return lengths[lengths > 0]
 
 
 def row_flops(config: ModelConfig, segments_S: np.ndarray) -> float:

@@ -20,8 +20,8 @@ import numpy as np
 from composer_jax.models.attention_kinds import attention_kind
 from composer_jax.parallel.mesh import TOKEN_AXES
 from composer_jax.parallel.sharding import EXPERT_AXES, FSDP_AXES
-from composer_jax.scale.chips import Efficiency
 from composer_jax.scale.costs import Collective
+from composer_jax.scale.efficiency import Efficiency
 from composer_jax.scale.layout import Layout
 from composer_jax.scale.network import Network
 from composer_jax.scale.plan import PlacedStep

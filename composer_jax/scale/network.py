@@ -31,8 +31,9 @@ from collections.abc import Sequence
 import numpy as np
 from jax.sharding import Mesh
 
-from composer_jax.scale.chips import Chip, Efficiency
+from composer_jax.parallel.chips import Chip
 from composer_jax.scale.costs import Collective
+from composer_jax.scale.efficiency import Efficiency
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,8 +14,8 @@ import jax
 from jax.extend.core import ClosedJaxpr
 
 from composer_jax.errors import UserError
-from composer_jax.scale.chips import Efficiency
 from composer_jax.scale.costs import Collective, CostAssumptions, Operation, Region, estimate_cost
+from composer_jax.scale.efficiency import Efficiency
 from composer_jax.scale.flat_jaxpr import per_device_programs
 from composer_jax.scale.network import Network
 from composer_jax.scale.programs import (

@@ -1,8 +1,8 @@
 """Predicted seconds of a program: a roofline for each operation, under three assumptions about overlap.
 
 An operation takes max(flops / peak, bytes / bandwidth), a collective the time of its links, each divided by the
-fraction of the peak that such work reaches (scale/chips.py). Operations of a region (the body of a loop over layers)
-run one after another. The time of a region with its communication is:
+fraction of the peak that such work reaches (scale/efficiency.py). Operations of a region (the body of a loop over
+layers) run one after another. The time of a region with its communication is:
 
 - no_overlap: the sum of both;
 - weight_gathers_overlap (our prediction): collectives that gather weights and sum gradients (is_weight_collective)
@@ -14,8 +14,9 @@ run one after another. The time of a region with its communication is:
 import dataclasses
 from collections.abc import Sequence
 
-from composer_jax.scale.chips import Chip, Efficiency
+from composer_jax.parallel.chips import Chip
 from composer_jax.scale.costs import Collective, Operation, Region
+from composer_jax.scale.efficiency import Efficiency
 from composer_jax.scale.network import Network
 
 OVERLAPS = ("no_overlap", "weight_gathers_overlap", "full_overlap")

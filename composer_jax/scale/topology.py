@@ -12,8 +12,8 @@ from jax.experimental import topologies
 from jax.sharding import Mesh
 
 from composer_jax.errors import UserError
+from composer_jax.parallel.chips import CHIPS, Chip
 from composer_jax.parallel.mesh import make_mesh
-from composer_jax.scale.chips import CHIPS, Chip
 
 _NAME = re.compile(r"(\w+):(\d+(?:x\d+){1,2})$")
 

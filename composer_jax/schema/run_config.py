@@ -26,6 +26,7 @@ from composer_jax.errors import UserError
 from composer_jax.evals.config import EvaluateConfig
 from composer_jax.models.attention_kinds import attention_kind
 from composer_jax.models.config import ModelConfig
+from composer_jax.observe.step_trace import ProfileConfig
 from composer_jax.parallel.mesh import MeshConfig
 from composer_jax.rl.config import RLConfig
 from composer_jax.rl.weight_check import gap_bound
@@ -75,6 +76,8 @@ class RunConfig:
     """Reinforcement learning."""
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     """Evaluation before and after RL, and while training."""
+    profile: ProfileConfig = field(default_factory=ProfileConfig)
+    """Steps of which JAX's profiler writes a trace."""
 
     def __post_init__(self) -> None:
         self._check_stages()
@@ -102,6 +105,7 @@ class RunConfig:
                     f"evaluate.every names the suite {on_disk[0]!r}, and tasks.heldout is empty; evaluate.suites has "
                     f"{', '.join(self.evaluate.suites) or 'none'}."
                 )
+        self._check_profile()
         if self.evaluate.effort:
             self.rl.reward.effort.level(self.evaluate.effort)
 
@@ -141,6 +145,19 @@ class RunConfig:
             stage.optimizer.qk_clip is not None for stage in (self.pretrain, *self.phases.values(), self.sft, self.rl)
         ):
             check_qk_clip(self.model)
+
+    def stage_steps(self, stage: str) -> int:
+        """Returns the steps of a training stage."""
+        return self.rl.steps if stage == "rl" else self.training(stage).steps
+
+    def _check_profile(self) -> None:
+        steps = {stage: self.stage_steps(stage) for stage in self.stages}
+        if steps and self.profile.steps and max(steps.values()) < self.profile.traced[-1]:
+            lengths = ", ".join(f"{stage} {count}" for stage, count in steps.items())
+            raise UserError(
+                f"config.profile.steps={self.profile.steps} ends after the last step of every stage ({lengths}); "
+                "choose earlier steps."
+            )
 
     def _check_stages(self) -> None:
         for name in self.phases:

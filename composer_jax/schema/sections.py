@@ -20,6 +20,7 @@ from composer_jax.models.config import ModelConfig as ModelConfig
 from composer_jax.models.presets import PRESETS as PRESETS
 from composer_jax.models.rope import Llama3Rope as Llama3Rope
 from composer_jax.models.rope import Yarn as Yarn
+from composer_jax.observe.step_trace import ProfileConfig as ProfileConfig
 from composer_jax.parallel.mesh import MeshConfig as MeshConfig
 from composer_jax.rl.config import DISK_FAMILIES as DISK_FAMILIES
 from composer_jax.rl.config import AlgorithmConfig as AlgorithmConfig

@@ -51,7 +51,14 @@ def pretrain_stage(run: Run, stage: str) -> None:
         learner = run.model.learner(stage, config.optimizer, config.steps, config.loss, config.router_bias_update_rate)
         state = learner.init_state(*weights)
         one_pass = partial(heldout_batches, seq_len=config.seq_len, batch_size=config.micro_batch_size, eod=tok.eod)
-        plan = FitPlan(stage, config.steps, config.save_every, config.evaluate_every, config.accumulate)
+        plan = FitPlan(
+            stage,
+            config.steps,
+            config.save_every,
+            config.evaluate_every,
+            config.accumulate,
+            run.model.utilisation(stage, config.loss),
+        )
         with run.model.store(stage) as store, run.metrics(stage) as metrics:
             fit(
                 learner,
@@ -62,6 +69,7 @@ def pretrain_stage(run: Run, stage: str) -> None:
                 metrics=metrics,
                 heldout=partial(one_pass, heldout),
                 heldout_sources={name: partial(one_pass, held) for name, held in heldout_documents(sources).items()},
+                trace=run.trace(stage),
             )
         if is_first_process():
             result |= summarise_metrics(read_metrics(metrics.path))

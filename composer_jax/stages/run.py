@@ -6,11 +6,13 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from absl import logging
 from jax.sharding import Mesh
 
 from composer_jax.errors import UserError
 from composer_jax.observe.metrics import MetricsWriter, NoMetrics
 from composer_jax.observe.sinks import find_sinks
+from composer_jax.observe.step_trace import StepTrace
 from composer_jax.parallel.context import zigzag_order
 from composer_jax.parallel.mesh import MeshConfig, batch_shards
 from composer_jax.parallel.platform import configure_cpu, use_compilation_cache
@@ -49,6 +51,7 @@ class Run:
         # Every field is kept, with what the base says about the network: neither a default of a later version nor a
         # base that changes goes unnoticed.
         plain = to_config_dict(self.config).to_dict()
+        del plain["profile"]  # it changes nothing that the run computes, so a run that goes on may have another
         configure_cpu(self.config.mesh.cpu_devices)
         use_compilation_cache()
         self._sinks = find_sinks(self.config.metric_sinks)  # a missing package is not named after the first hours
@@ -114,6 +117,18 @@ class Run:
         config = to_config_dict(self.config).to_dict()
         sinks = [sink(self.path, stage, config) for sink in self._sinks]
         return MetricsWriter(self.path / "metrics" / f"{stage}.jsonl", self.workdir.require_held, sinks)
+
+    def trace(self, stage: str) -> StepTrace:
+        """Returns the trace of the steps of config.profile."""
+        traced, steps = self.config.profile.traced, self.config.stage_steps(stage)
+        if traced and traced[-1] > steps:
+            logging.warning(
+                "%s has %d steps; those of profile.steps=%s get no whole trace.",
+                stage,
+                steps,
+                self.config.profile.steps,
+            )
+        return StepTrace(self.path / "profile" / stage, traced)
 
     def _require_collectives(self) -> None:
         for config, mesh in self._meshes.items():

@@ -22,6 +22,7 @@ from composer_jax.storage.workdir import Workdir
 from composer_jax.train.learner import Learner
 from composer_jax.train.losses import LanguageLossConfig, PolicyLossConfig, make_loss
 from composer_jax.train.optimizer import OptimizerConfig, make_optimizer
+from composer_jax.train.utilisation import Utilisation, total_peak
 
 
 class RunModel:
@@ -110,6 +111,14 @@ class RunModel:
             )
         before, mesh = self.stage_before(stage), self._mesh(stage)
         return self.initial_weights(mesh) if before is None else self.weights_of(before, mesh)
+
+    def utilisation(self, stage: str, loss: LanguageLossConfig) -> Utilisation | None:
+        """Returns what gives the steps of a stage their MFU; None on devices whose peak is not known."""
+        peak = total_peak(device.device_kind for device in self._mesh(stage).devices.flat)
+        if peak is None:
+            return None
+        trunk = loss.trained == "all"
+        return Utilisation(self.config.stage_model(stage), peak, trains_mtp=bool(loss.mtp_weight), trains_trunk=trunk)
 
     def learner(
         self,

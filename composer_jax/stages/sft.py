@@ -35,10 +35,12 @@ def sft(run: Run) -> None:
         params, router_bias = run.model.weights_before("sft")  # after the traces, in which a bad line ends the stage
         learner = run.model.learner("sft", config.optimizer, config.steps, config.loss, config.router_bias_update_rate)
         state = learner.init_state(params, router_bias)
-        plan = FitPlan("SFT", config.steps, config.save_every, evaluate_every=0, accumulate=config.accumulate)
+        utilisation = run.model.utilisation("sft", config.loss)
+        plan = FitPlan("SFT", config.steps, config.save_every, 0, config.accumulate, utilisation)
         with run.model.store("sft") as store, run.metrics("sft") as metrics:
             evaluation = SuitesBetweenSteps(run, "sft", periodic)
-            fit(learner, state, stream, plan, store=store, metrics=metrics, evaluation=evaluation)
+            trace = run.trace("sft")
+            fit(learner, state, stream, plan, store=store, metrics=metrics, evaluation=evaluation, trace=trace)
         if is_first_process():
             rows = read_metrics(metrics.path)
             last = [row["loss"] for row in rows[-max(1, len(rows) // 20) :]]

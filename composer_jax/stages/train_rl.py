@@ -88,9 +88,14 @@ def _take_steps(
     run.services.check_task_manifest(cursor.task_step)
     per_step, ended = _episodes_per_step(run), itertools.count(1)
     progress = Progress(config.steps * per_step, "episode", "RL", initial=cursor.task_step * per_step)
+    trace = run.trace("rl")
 
     def on_step(completed: CompletedStep) -> None:
+        if trace.ends(completed.step):
+            trace.end()
+            progress.update(0, trace=str(trace.folder))
         recorder.complete(completed)
+        trace.begin(completed.step + 1)
         progress.update(per_step, step=completed.step, **_shown(completed.row))
 
     metrics = run.metrics("rl")
@@ -120,7 +125,8 @@ def _take_steps(
         periodic.truncate_after(len(ledger.batches))
         recorder = _Recorder(run, source, store, metrics, ledger, sampler, state=state, cursor=cursor)
         try:
-            with progress:
+            with progress, trace:
+                trace.begin(cursor.task_step + 1)
                 loop.run(workers.serve(orchestrator.run()))
         except BaseException as error:
             # After an interrupt the other processes have left the serving and wait for this; an error ends them.

@@ -23,10 +23,12 @@ from composer_jax.data.pipeline import BatchStream
 from composer_jax.errors import UserError
 from composer_jax.observe.metrics import MetricsWriter
 from composer_jax.observe.progress import Progress
+from composer_jax.observe.step_trace import NO_TRACE, StepTrace
 from composer_jax.parallel.processes import broadcast_from_process0, process_count, process_index
 from composer_jax.train.interrupt import AllProcessesInterrupted, defer_signals
 from composer_jax.train.learner import Learner, StepMetrics, TrainState
 from composer_jax.train.shard_batch import micro_batches
+from composer_jax.train.utilisation import Utilisation
 
 STATE = ("params", "router_bias", "optimizer", "step")
 """Checkpoint items of a TrainState."""
@@ -95,6 +97,8 @@ class FitPlan:
     data."""
     accumulate: int = 1
     """Micro-batches that the rows of a batch are split into; their gradients are added."""
+    utilisation: Utilisation | None = None
+    """Gives the rows their mfu; None where the peak of the devices is not known."""
 
 
 class StepEvaluation(Protocol):
@@ -124,47 +128,47 @@ def fit(
     heldout: Callable[[], Iterable[PackedBatch]] | None = None,
     heldout_sources: Mapping[str, Callable[[], Iterable[PackedBatch]]] | None = None,
     evaluation: StepEvaluation | None = None,
+    trace: StepTrace = NO_TRACE,
 ) -> TrainState:
     """Trains until plan.steps, continuing from the latest checkpoint in `store` if there is one.
 
     Metrics rows: step, tokens (all positions so far that were not padding), loss (nats per loss token), learning_rate,
-    grad_norm, tokens_per_s, heldout_nll where it was measured, and with experts load_imbalance, router_entropy (nats)
-    and dropped (expert choices beyond the capacity of dispatch), the last two also of the held-out data; under QK-clip
-    max_attention_logit.
+    grad_norm, tokens_per_s, mfu where the plan has a utilisation, heldout_nll where it was measured, and with experts
+    load_imbalance, router_entropy (nats) and dropped (expert choices beyond the capacity of dispatch), the last two
+    also of the held-out data; under QK-clip max_attention_logit.
 
     Args:
       heldout: one pass over the held-out data.
       heldout_sources: name -> one pass over further held-out data, measured at the same steps as `heldout`, in columns
         heldout_NAME_nll and so on.
       evaluation: runs after every step that it is due at, and when the run goes on from the checkpoint of such a step.
+      trace: of some of the steps.
 
     An interrupt saves a checkpoint after the current step and its evaluation, a second one ends the run at once. A row
-    is written when the next step has started (several processes: at once), but before the checkpoint of its step.
+    is written when the next step has started (several processes: at once; gradients added by the host: when the next
+    batch is there), but before the checkpoint of its step.
 
     Raises:
       UserError: the checkpoint belongs to other data or another network; the first batch differs from process 0's; the
         gradients of several steps in a row are not finite (SkippedSteps).
     """
-    heldouts = ({"heldout": heldout} if heldout else {}) | {
-        f"heldout_{name}": batches for name, batches in (heldout_sources or {}).items()
-    }
-    run = _FitRun(learner, state, stream, plan, store, metrics, heldouts, evaluation)
+    sources = {f"heldout_{name}": batches for name, batches in (heldout_sources or {}).items()}
+    heldouts = ({"heldout": heldout} if heldout else {}) | sources
+    run = _FitRun(learner, state, stream, plan, store, metrics, heldouts, evaluation, trace)
     start = run.resume()
     if start == 0 and heldouts:
         with defer_signals():
             metrics.write(0, tokens=0, **run.evaluate())
     try:
-        with Progress(plan.steps, "step", plan.name, initial=start) as progress, defer_signals() as raise_deferred:
+        with Progress(plan.steps, "step", plan.name, initial=start) as progress, trace, defer_signals() as raise_signal:
             run.measure(start)
             for step in range(start + 1, plan.steps + 1):
                 run.train_step(step, first=step == start + 1)
-                row = run.last_row
-                shown = {name: row[name] for name in ("loss", "heldout_nll") if name in row}
-                progress.update(1, **shown, **({"skipped": run.skipped.total} if run.skipped.total else {}))
+                progress.update(1, **run.shown())
                 run.skipped.require_progress()
-                raise_deferred()
+                raise_signal()
                 if run.measure(step):
-                    raise_deferred()
+                    raise_signal()
     finally:
         # A process cannot save alone after an error that the other processes do not have.
         error = sys.exception()
@@ -204,8 +208,8 @@ class PendingRow(NamedTuple):
     step: int
     started: float
     """time.perf_counter() at its start."""
-    tokens: int
-    """Tokens of the step."""
+    segments: np.ndarray
+    """Of its batch: integers [B,S], 0 is padding."""
     tokens_so_far: int
     metrics: StepMetrics
 
@@ -222,7 +226,8 @@ class _FitRun:
     metrics: MetricsWriter
     heldouts: Mapping[str, Callable[[], Iterable[PackedBatch]]]
     """Held-out data by the beginning of its columns."""
-    evaluation: StepEvaluation | None = None
+    evaluation: StepEvaluation | None
+    trace: StepTrace
     tokens: int = 0
     position: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Position in the stream after the last batch that was trained."""
@@ -252,10 +257,13 @@ class _FitRun:
 
     def train_step(self, step: int, *, first: bool) -> None:
         """Trains one batch, evaluates and saves where the plan says so; the row may be written by the next call."""
+        self.trace.begin(step)
         started = time.perf_counter()
         batch = next(self.stream)
         if first:
             require_same_batch(batch, self.stream)
+        if self.learner.host_reduction:
+            self.write_pending()  # starting a step waits for its gradients there, which are not this row's time
         self.consistent = False
         self.state, metrics = self.learner.start_step(
             self.state,
@@ -265,15 +273,17 @@ class _FitRun:
         )
         self.position = self.stream.get_state()
         self.write_pending()
-        tokens = int((batch.segments > 0).sum())
-        self.tokens += tokens
-        self.pending = PendingRow(step, started, tokens, self.tokens, metrics)
+        self.tokens += int(np.count_nonzero(batch.segments))
+        self.pending = PendingRow(step, started, batch.segments, self.tokens, metrics)
         last = step == self.plan.steps
         evaluates = bool(self.heldouts) and (last or step % self.plan.evaluate_every == 0)
         # Several processes agree on interrupts by a collective after every step, which waits for the devices anyway.
         if evaluates or last or process_count() > 1:
             self.write_pending(evaluate=evaluates)
         self.consistent = True
+        if self.trace.ends(step):
+            self.write_pending()  # waits for the step
+            self.trace.end()
         if step % self.plan.save_every == 0:
             self.save()
 
@@ -284,7 +294,10 @@ class _FitRun:
             return
         row = pending.metrics.fetch()
         now = time.perf_counter()
-        row["tokens_per_s"] = pending.tokens / (now - max(pending.started, self.fetched))
+        seconds = now - max(pending.started, self.fetched)
+        row["tokens_per_s"] = np.count_nonzero(pending.segments) / seconds
+        if self.plan.utilisation is not None:
+            row["mfu"] = self.plan.utilisation.mfu(pending.segments, seconds)
         row["tokens"] = pending.tokens_so_far
         self.fetched = now
         if evaluate:
@@ -292,6 +305,20 @@ class _FitRun:
         self.metrics.write(pending.step, **row)
         self.skipped.add(pending.step, row["skipped"])
         self.last_row = row
+
+    def shown(self) -> dict[str, Any]:
+        """What the progress shows: the last row, in few columns, and where the trace is once it is written."""
+        row = self.last_row
+        shown: dict[str, Any] = {name: row[name] for name in ("loss", "heldout_nll") if name in row}
+        if "tokens_per_s" in row:
+            shown["tokens/s"] = round(row["tokens_per_s"])
+        if "mfu" in row:
+            shown["MFU"] = f"{row['mfu']:.1%}"
+        if self.skipped.total:
+            shown["skipped"] = self.skipped.total
+        if self.trace.is_written:
+            shown["trace"] = str(self.trace.folder)
+        return shown
 
     def evaluate(self) -> dict[str, float]:
         """{"heldout_nll": nats per loss token of the held-out data}, and with experts heldout_router_entropy and

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from composer_jax.models.flops import forward_flops, row_flops, training_flops
+from composer_jax.models.flops import document_lengths, forward_flops, row_flops, training_flops
 from composer_jax.models.model_def import ModelDef
 from composer_jax.scale.costs import CostAssumptions, estimate_cost
 from tests.models.small import GROUPED_QUERY, LLAMA, WITHOUT_EXPERTS, router_passes, small
@@ -74,6 +74,15 @@ def test_a_frozen_trunk_has_no_backward_pass():
     assert training_flops(config, TOKENS, trains_mtp=True) == pytest.approx(3 * whole)
     frozen = training_flops(config, TOKENS, trains_mtp=True, trains_trunk=False)
     assert frozen == pytest.approx(trunk + 3 * (whole - trunk))
+
+
+@pytest.mark.parametrize("config", [small(), small(**GROUPED_QUERY)], ids=["latent", "window"])
+def test_packed_documents_cost_what_each_of_them_does(config):
+    segments = np.array([[1, 1, 2, 2, 2, 0], [1] * 6, [0] * 6])
+    assert document_lengths(segments).tolist() == [2, 3, 6]
+    assert document_lengths(segments[2:]).tolist() == []
+    alone = sum(training_flops(config, tokens, trains_mtp=True) for tokens in (2, 3, 6))
+    assert training_flops(config, document_lengths(segments), trains_mtp=True) == pytest.approx(alone, rel=1e-12)
 
 
 def row(*lengths: int) -> np.ndarray:

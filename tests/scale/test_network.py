@@ -5,8 +5,9 @@ import types
 import numpy as np
 import pytest
 
-from composer_jax.scale.chips import CHIPS, Efficiency
+from composer_jax.parallel.chips import CHIPS
 from composer_jax.scale.costs import Collective
+from composer_jax.scale.efficiency import Efficiency
 from composer_jax.scale.network import Network, Span
 
 PERFECT = Efficiency(links=1.0, hop_seconds=0.0)

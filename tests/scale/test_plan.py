@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from composer_jax.errors import UserError
 from composer_jax.parallel.mesh import make_mesh
-from composer_jax.scale.chips import Efficiency
+from composer_jax.scale.efficiency import Efficiency
 from composer_jax.scale.network import Network, Span
 from composer_jax.scale.plan import Memory, OutOfMemory, memory_breakdown, parse_out_of_memory, plan_stage
 from composer_jax.scale.programs import Program
@@ -115,6 +115,13 @@ def test_without_libtpu_the_sentence_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "libtpu", None)
     with pytest.raises(UserError, match=r'pip install "composer_jax\[tpu\]"'):
         tpu_slice("v5e:2x2")
+
+
+@pytest.mark.usefixtures("libtpu")
+@pytest.mark.parametrize("name", ["v5e:2x2", "v5p:2x2x1", "v6e:2x2", "tpu7x:2x2x1"])
+def test_the_devices_of_a_slice_are_called_as_those_of_its_chip(name):
+    tpus = tpu_slice(name)
+    assert {device.device_kind for device in tpus.devices} == {tpus.chip.kind}
 
 
 @pytest.mark.usefixtures("libtpu")

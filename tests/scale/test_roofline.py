@@ -4,11 +4,14 @@ import types
 
 import pytest
 
-from composer_jax.scale.chips import Chip, Efficiency
+from composer_jax.parallel.chips import Chip
 from composer_jax.scale.costs import Collective, Operation, Region
+from composer_jax.scale.efficiency import Efficiency
 from composer_jax.scale.roofline import is_weight_collective, largest_costs, operation_seconds, predict_times
 
-CHIP = Chip("invented", peak_flops=100.0, hbm_bandwidth=10.0, hbm_usable=1.0, link_bandwidth=1.0, torus_dims=2)
+CHIP = Chip(
+    "invented", "Invented", peak_flops=100.0, hbm_bandwidth=10.0, hbm_usable=1.0, link_bandwidth=1.0, torus_dims=2
+)
 PERFECT = Efficiency(matmul=1.0, attention=0.5, grouped_matmul=1.0, hbm=1.0, links=1.0, hop_seconds=0.0)
 NETWORK = types.SimpleNamespace(chip=CHIP, efficiency=PERFECT, seconds=lambda collective: collective.bytes)
 
@@ -24,7 +27,7 @@ def test_the_slower_of_arithmetic_and_memory_determines_the_time():
 
 
 def test_half_a_chip_has_half_of_its_peaks():
-    half = Chip("halves", 100.0, 10.0, 1.0, 1.0, 3, devices=2)
+    half = Chip("halves", "Halves", 100.0, 10.0, 1.0, 1.0, 3, devices=2)
     assert operation_seconds(Operation("matmul", 300.0, 20.0), half, PERFECT) == 6.0
     assert operation_seconds(Operation("hbm", 0.0, 20.0), half, PERFECT) == 4.0
 

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from composer_jax.scale.chips import Efficiency
 from composer_jax.scale.costs import CostAssumptions, estimate_cost
+from composer_jax.scale.efficiency import Efficiency
 from composer_jax.scale.plan import compile_program, place_steps
 from composer_jax.scale.schedule import HloSchedule
 from tests.scale.configuration import small_config

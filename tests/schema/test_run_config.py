@@ -135,6 +135,8 @@ MISSING = ("model", "evaluate.suites.bugfix.family", "model.n_heads")
         ("mesh.expert", 0, "mesh.expert=0"),
         ("sampler.slots", 0, "sampler.slots=0"),
         ("rl.optimizer.peak", 0.0, "peak=0.0"),
+        ("profile.steps", "12:10", "profile.steps='12:10' is not FIRST:LAST"),
+        ("profile.steps", "9999:10000", "profile.steps=9999:10000 ends after the last step"),
     ],
     ids=str,
 )

@@ -102,6 +102,16 @@ def test_rows_that_context_does_not_divide_are_named_before_the_first_stage(new_
         _ = new_run(mesh={"replica": 2, "context": 4}, **new).mesh
 
 
+def test_a_run_goes_on_with_another_profile(new_run, tmp_path):
+    run = new_run(profile={"steps": "3:4"})
+    assert list(run.trace("sft").steps) == [3, 4]
+    assert run.trace("sft").folder == run.path / "profile" / "sft"
+    run.workdir.close()
+    again = Run(get_config("smoke").to_dict(), run.path)
+    again.workdir.close()
+    assert not again.trace("sft").steps
+
+
 def test_a_stage_that_fails_is_not_done_and_its_seconds_are_kept(new_run):
     run = new_run()
     for _ in range(2):

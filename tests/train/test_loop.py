@@ -2,6 +2,8 @@
 
 import contextlib
 import dataclasses
+import gzip
+import json
 import math
 import signal
 import sys
@@ -16,8 +18,10 @@ from composer_jax.checkpoint.store import CheckpointStore
 from composer_jax.data.pipeline import heldout_batches, pretraining_batches
 from composer_jax.data.token_source import DocumentSource
 from composer_jax.errors import UserError
+from composer_jax.models.flops import document_lengths, training_flops
 from composer_jax.models.model_def import ModelDef
 from composer_jax.observe.metrics import MetricsWriter, read_metrics
+from composer_jax.observe.step_trace import StepTrace
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.train import interrupt, loop
 from composer_jax.train.interrupt import AllProcessesInterrupted, defer_signals
@@ -25,6 +29,7 @@ from composer_jax.train.learner import Learner
 from composer_jax.train.loop import FitPlan, fit
 from composer_jax.train.losses import LanguageLoss, LanguageLossConfig
 from composer_jax.train.optimizer import OptimizerConfig, make_optimizer
+from composer_jax.train.utilisation import Utilisation
 from tests.models.small import LLAMA, random_weights, small
 
 CONFIG = small(n_layers=2, n_mtp_modules=0, embedding_taps=0, d_model=16, kv_lora_rank=8)
@@ -61,6 +66,7 @@ class Driver:
 
     def __init__(self, learner, at=None):
         self.learner, self.at, self.calls = learner, at or {}, {"start_step": 0, "evaluate": 0}
+        self.host_reduction = learner.host_reduction
 
     def start_step(self, *args, **kwargs):
         return self._call("start_step", args, kwargs)
@@ -78,7 +84,7 @@ class Driver:
         return action(real) if action else real()
 
 
-def run(folder, learner, weights, stream=None, at=None, plan=PLAN, heldout_sources=None, evaluation=None):
+def run(folder, learner, weights, stream=None, at=None, plan=PLAN, **options):
     """One attempt. Returns the final state (NumPy), the metrics, and the batch that the stream would give next."""
     stream = stream or new_stream()
     with CheckpointStore(folder / "checkpoints", keep=1) as store, MetricsWriter(folder / "metrics.jsonl") as metrics:
@@ -90,8 +96,7 @@ def run(folder, learner, weights, stream=None, at=None, plan=PLAN, heldout_sourc
             store=store,
             metrics=metrics,
             heldout=heldout,
-            heldout_sources=heldout_sources,
-            evaluation=evaluation,
+            **options,
         )
     return jax.tree.map(np.asarray, state), rows(folder), next(stream)
 
@@ -164,6 +169,34 @@ def test_the_loss_of_other_heldout_data_is_measured_beside_it(tmp_path, learner,
     chex.assert_trees_all_equal(state, uninterrupted[0])
     for name in ("nll", "router_entropy", "dropped"):
         assert [row.get(f"heldout_other_{name}") for row in metrics] == [row.get(f"heldout_{name}") for row in metrics]
+
+
+def test_a_row_has_its_share_of_the_peak(tmp_path, learner, weights):
+    plan = dataclasses.replace(PLAN, steps=2, utilisation=Utilisation(CONFIG, peak=1e12))
+    run(tmp_path, learner, weights, plan=plan)
+    stream = new_stream()
+    for row in read_metrics(tmp_path / "metrics.jsonl")[1:]:
+        lengths = document_lengths(next(stream).segments)
+        seconds = 32 / row["tokens_per_s"]
+        assert row["mfu"] == pytest.approx(training_flops(CONFIG, lengths) / seconds / 1e12)
+
+
+def test_a_trace_of_some_steps_changes_no_bit(tmp_path, learner, weights, uninterrupted):
+    trace = StepTrace(tmp_path / "trace", range(3, 5))
+    started = []
+    at = {("start_step", step): lambda real: (started.append(trace.ends(4)), real())[1] for step in range(1, 7)}
+    assert_same(run(tmp_path, learner, weights, at=at, trace=trace), uninterrupted)
+    assert started == [False, False, True, True, False, False]
+    (file,) = (tmp_path / "trace").rglob("*.trace.json.gz")
+    names = {event.get("name") for event in json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]}
+    assert any("PjitFunction" in str(name) for name in names)
+
+
+def test_a_trace_ends_with_a_run_that_was_interrupted(tmp_path, learner, weights):
+    trace = StepTrace(tmp_path / "trace", range(2, 6))
+    with saving_nothing_when_killed(), pytest.raises(Killed):
+        run(tmp_path, learner, weights, at={("start_step", 4): killed}, trace=trace)
+    assert list((tmp_path / "trace").rglob("*.xplane.pb"))
 
 
 def test_a_network_without_experts_resumes_bit_for_bit(tmp_path):
