@@ -9,6 +9,7 @@ Reads one JSON object from standard input:
     arguments   options for pytest
     files       test files to run; empty: all that pytest collects
     ids         ids of the tests to keep; null: all
+    prefixes    beginnings of the ids of further tests to keep
     secret      text that the plugin puts into every line it sends
     decoys      number of tests that must fail, with made-up names, inserted among the real ones
     tracer      source of a module with `plugin(say)`, another plugin, or null
@@ -139,19 +140,22 @@ def tail(path):
 
 
 def read_junit(path):
-    """Returns {"passed": indices of tests that passed, once each, "tests": number of tests} or {"error": reason}."""
+    """Returns {"clean": index -> number of skips} or {"error": reason}.
+
+    clean: the tests that were reported once and without a failure.
+    """
     try:
         root = ElementTree.parse(path).getroot()
     except (OSError, ElementTree.ParseError, ValueError) as error:
         return {"error": f"{type(error).__name__}: {error}"}
-    passes = {}
+    cases = {}
     for case in root.iter("testcase"):
-        bad = any(child.tag in ("failure", "error", "skipped") for child in case)
-        indices = [entry.get("value") for entry in case.iter("property") if entry.get("name") == INDEX]
-        for index in indices or [None]:
-            passes.setdefault(index, []).append(not bad)
-    passed = [int(index) for index, outcomes in passes.items() if index is not None and outcomes == [True]]
-    return {"passed": sorted(passed), "tests": sum(map(len, passes.values()))}
+        tags = [child.tag for child in case]
+        skips = None if "failure" in tags or "error" in tags else tags.count("skipped")
+        for entry in case.iter("property"):
+            if entry.get("name") == INDEX:
+                cases.setdefault(entry.get("value"), []).append(skips)
+    return {"clean": {index: skips[0] for index, skips in cases.items() if len(skips) == 1 and skips[0] is not None}}
 
 
 def become_pytest(order, scratch, lines, log):
@@ -168,6 +172,7 @@ def become_pytest(order, scratch, lines, log):
         for name in default_plugins:
             importlib.import_module(f"_pytest.{name}")
         pytest.hookimpl(tryfirst=True)(Witness.pytest_load_initial_conftests)
+        pytest.hookimpl(hookwrapper=True)(Witness.pytest_runtest_makereport)
         plugins = [Witness(lines, order)]
         if order["tracer"] is not None:
             tracer = types.ModuleType("composer_tracer")
@@ -211,6 +216,8 @@ class Witness:
         self.say, self.changed, self.remember = say, changed, lambda: functions.update(watched_functions())
         self.decoys = order["decoys"]
         self.ids = None if order["ids"] is None else set(order["ids"])
+        self.prefixes = tuple(order["prefixes"])
+        self.root = os.getcwd()
 
     def pytest_load_initial_conftests(self):
         # Installed plugins are loaded here and may have replaced functions (hypothesis does); the workspace is not.
@@ -222,8 +229,12 @@ class Witness:
 
     def pytest_collection_modifyitems(self, session, config, items):
         if self.ids is not None:
-            config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in self.ids])
-            items[:] = [item for item in items if item.nodeid in self.ids]
+            kept, rest = [], []
+            for item in items:
+                is_kept = item.nodeid in self.ids or item.nodeid.startswith(self.prefixes)
+                (kept if is_kept else rest).append(item)
+            config.hook.pytest_deselected(items=rest)
+            items[:] = kept
         decoys = self.add_decoys(items)
         for index, item in enumerate(items):
             item.user_properties.append((INDEX, str(index)))
@@ -245,6 +256,31 @@ class Witness:
             items.insert(items.index(modules[module][0]), decoy)
         return decoys
 
+    def pytest_runtest_makereport(self, item, call):
+        """Adds to the report the files of the workspace through which a skip or an imperative xfail was raised."""
+        waiting = getattr(item, "_excinfo", None)  # exceptions of unittest, of which pytest reports the first
+        info = waiting[0] if waiting else call.excinfo
+        outcome = yield
+        outcome.get_result().composer_through = [] if info is None else self.files_through(info.value)
+
+    def files_through(self, exception):
+        """Returns relative paths, the outermost first; none for exceptions that do not end a test without a failure."""
+        import unittest
+
+        import pytest
+
+        if not isinstance(exception, (pytest.skip.Exception, pytest.xfail.Exception, unittest.SkipTest)):
+            return []
+        paths, trace = [], exception.__traceback__
+        while trace is not None:
+            path = os.path.join(self.root, trace.tb_frame.f_code.co_filename)
+            if os.path.commonpath([self.root, path]) == self.root:
+                paths.append(os.path.relpath(path, self.root))
+            trace = trace.tb_next
+        # pytest raises an exception of its own where it handles unittest's.
+        inner = exception.__context__
+        return paths if paths or inner is None else self.files_through(inner)
+
     def pytest_runtest_logreport(self, report):
         crash = getattr(report.longrepr, "reprcrash", None)
         message = crash.message if crash is not None else str(report.longrepr or "")
@@ -254,6 +290,7 @@ class Witness:
             outcome=report.outcome,
             expected=hasattr(report, "wasxfail"),
             part=hasattr(report, "context"),  # one subtest of a test
+            through=getattr(report, "composer_through", []),
             ms=round(1000 * report.duration),
             message=message[:MESSAGE_CHARACTERS],
         )
