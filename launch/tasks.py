@@ -122,7 +122,8 @@ def validate(values, path):
     from composer_jax.tasks.suites.run import SUITE_LIMITS
     from composer_jax.tasks.validate import validate as validate_tasks
 
-    tasks = read(values, path)
+    refused = []
+    tasks = read(values, path, refused)
 
     async def run():
         with Progress(len(tasks), "tasks", "validate") as progress:
@@ -137,10 +138,11 @@ def validate(values, path):
     invalid = [one for one in validations if not one.valid]
     for one in invalid:
         print(f"{one.task_id}: {one.verdict}; {one.detail}")
-    print(
-        f"{len(validations) - len(invalid)} of {len(validations)} tasks are valid in {values.runs} runs (see {target})"
-    )
-    if invalid:
+    for error in refused:
+        print(f"left out: {error}")
+    total = len(validations) + len(refused)
+    print(f"{len(validations) - len(invalid)} of {total} tasks are valid in {values.runs} runs (see {target})")
+    if invalid or refused:
         sys.exit(EXIT_INVALID)
 
 
@@ -158,13 +160,13 @@ def show(values, path):
             print(gold_patch(task, metadata["gold"]) if "gold" in metadata else metadata.get("gold_patch", ""))
 
 
-def read(values, path):
+def read(values, path, refused=None):
     from composer_jax.tasks.formats import ReadOptions, read_tasks
 
     options = ReadOptions(
         repos=Path(values.repos) if values.repos else None, packages=Path(values.packages) if values.packages else None
     )
-    return read_tasks(path, options)
+    return read_tasks(path, options, refused)
 
 
 if __name__ == "__main__":
