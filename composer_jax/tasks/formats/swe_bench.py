@@ -163,8 +163,8 @@ def _log_grader(row: Fields, f2p: tuple[str, ...], p2p: tuple[str, ...], kind: s
         )
     if row.text("log_parser").removeprefix("parse_log_") not in PARSERS:
         raise UserError(
-            f"{row.where} has log_parser = {row.values['log_parser']!r}, which is unknown here; the names that are known "
-            f"are {', '.join(sorted(PARSERS))}"
+            f"{row.where} has log_parser = {row.values['log_parser']!r}, which is unknown here; known are "
+            f"{', '.join(sorted(PARSERS))}"
         )
     return LogGrader(row.text("eval_script"), row.text("log_parser"), f2p, p2p, kind == "fail_only", TIMEOUT_S)
 
