@@ -56,8 +56,10 @@ def read_harbor_dir(directory: Path, options: ReadOptions) -> Task:
         "described": _to_json_value(top.values.get("metadata", {})),
         "resources": _resources(environment),
     }
-    if (directory / "solution").is_dir():
+    if (directory / "solution" / "solve.sh").is_file():
         metadata["solution"] = str((directory / "solution").resolve())
+        metadata["solution_timeout_s"] = agent.number("timeout_sec", 600.0)
+        metadata["solution_environment"] = _variables(top.table("solution"))
     if variables := _variables(environment):
         metadata["environment"] = variables
     if workdir := environment.text("workdir", ""):
