@@ -2,6 +2,8 @@
 
 import asyncio
 import dataclasses
+import socket
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,6 +17,7 @@ from composer_jax.stages import train_rl
 from composer_jax.stages.play import run_attempt
 from composer_jax.stages.rollout_services import RolloutServices
 from composer_jax.tasks.config import TasksConfig
+from composer_jax.tasks.grading import grade
 from composer_jax.tasks.source import TaskSource
 from configs import tiny
 from tests.demo.generate import generate
@@ -56,6 +59,14 @@ def test_the_config_says_which_network():
         SandboxConfig("all")
 
 
+class Unfinished:
+    """A run's folder in which no stage has ended."""
+
+    @staticmethod
+    def stage_done(name):
+        return False
+
+
 class UnloadedModel:
     """A run's model whose weights a test must not load."""
 
@@ -67,11 +78,6 @@ class UnloadedModel:
 def test_a_stage_refuses_them_before_it_loads_weights(folder, tmp_path, stage):
     config = tiny.get_config("smoke")
     config.tasks[{"evaluate": "heldout", "rl": "train"}[stage]] = str(folder)
-
-    class Unfinished:
-        @staticmethod
-        def stage_done(name):
-            return False
 
     class Run:
         config, model = None, UnloadedModel()
@@ -85,6 +91,29 @@ def test_a_stage_refuses_them_before_it_loads_weights(folder, tmp_path, stage):
     Run.services = RolloutServices(Run.config, tmp_path, Run.model, Unfinished())
     with pytest.raises(UserError, match="2 tasks need the network"):
         evaluation.evaluate(Run, "before") if stage == "evaluate" else train_rl.train_rl(Run)
+
+
+REACH = """
+python -c "import socket; socket.create_connection(('127.0.0.1', {port}), 2)" && reached=1
+echo ${{reached:-0}} > /logs/verifier/reward.txt
+"""
+
+
+@pytest.mark.parametrize("network", ["none", "host"])
+def test_a_run_with_the_network_of_the_host_gives_it_to_the_tasks_that_need_it(folder, tmp_path, network):
+    config = tiny.get_config("smoke")
+    config.sandbox.network = network
+    services = RolloutServices(run_config(config), tmp_path, SimpleNamespace(chat=None), Unfinished())
+    with socket.create_server(("127.0.0.1", 0)) as server, services.episode_context() as (context, loop):
+        for name in NAMES:
+            (folder / name / "tests" / "test.sh").write_text(REACH.format(port=server.getsockname()[1]))
+        source = TaskSource(0, TasksConfig(heldout=str(folder)), network="host")
+        tasks = [task for task in source.heldout["harbor"] if network == "host" or not task.network]
+        rewards = {task.id: loop.run(grade(task, {}, context.pool)).reward for task in tasks}
+        assert rewards == {"none": {"c": 0.0}, "host": {"a": 1.0, "b": 1.0, "c": 0.0}}[network]
+        if network == "none":
+            with pytest.raises(UserError, match="this sandbox pool has no network"):
+                loop.run(grade(next(task for task in source.heldout["harbor"] if task.network), {}, context.pool))
 
 
 def test_a_played_task_is_refused_before_a_sandbox_starts(monkeypatch):
