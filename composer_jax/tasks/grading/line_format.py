@@ -28,7 +28,9 @@ class LineFormat:
 
     def __init__(self, *patterns: str, begun: str | None = None, word: str | None = None, until: str | None = None):
         self._patterns = [re.compile(pattern) for pattern in patterns]
-        self._begun, self._word, self._until = (text and re.compile(text) for text in (begun, word, until))
+        self._begun, self._word, self._until = (
+            None if text is None else re.compile(text) for text in (begun, word, until)
+        )
 
     def __call__(self, lines: list[str]) -> Outcomes:
         waiting = None
