@@ -19,6 +19,8 @@ _PYTEST_WORDS = {
 }
 _WORD = rf"(?P<word>{'|'.join(_PYTEST_WORDS)})"
 _SUMMARY_LINE = re.compile(rf"{_WORD} (?P<name>\S.*)")
+# Of pytest 9, and of the plugin pytest-subtests before: the summary has the test as passed as well.
+_FAILED_SUBTEST = re.compile(r"(?:SUBFAILED.*?|.*? SUBFAIL) (?P<name>[^\s:]+::\S.*)")
 _PROGRESS_LINES = (
     re.compile(rf"(?P<name>[^\s:]+::\S.*?) {_WORD}(?: \(.*\))?(?: +\[ *\d+%\])?"),
     re.compile(rf"\[gw\d+\](?: \[ *\d+%\])? {_WORD} (?P<name>[^\s:]+::\S.*)"),  # of pytest-xdist
@@ -44,6 +46,8 @@ def parse_pytest(lines: list[str]) -> Outcomes:
         elif section == _SUMMARY:
             if match := _SUMMARY_LINE.match(line):
                 summary += _of_summary(match["word"], match["name"].strip())
+            elif match := _FAILED_SUBTEST.match(line):
+                summary += _of_summary("FAILED", match["name"])
         elif section == _START:
             matches = (pattern.fullmatch(line) for pattern in _PROGRESS_LINES)
             progress += [(match["name"], _PYTEST_WORDS[match["word"]]) for match in matches if match]

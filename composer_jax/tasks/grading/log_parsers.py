@@ -25,8 +25,8 @@ _jest = LineFormat(
 _jest_json = LineFormat(rf"\[(?:(?P<passed>PASSED)|(?P<failed>FAILED)|(?P<skipped>PENDING|SKIPPED|TODO))\] {_NAME}")
 _tap = LineFormat(
     rf"(?i:(?:not )?ok \d+(?: -)? {_NAME} # *(?P<skipped>SKIP|TODO)\b.*)",
-    rf"(?i:(?:(?P<failed>not ok)|(?P<passed>ok)) \d+ {_NAME})",
-    rf"(?i:(?:(?P<failed>not ok)|(?P<passed>ok)) \d+ - {_NAME})",
+    rf"(?i:(?!.*# *(?:SKIP|TODO))(?:(?P<failed>not ok)|(?P<passed>ok)) \d+ {_NAME}(?: # time=[\d.]+m?s)?)",
+    rf"(?i:(?!.*# *(?:SKIP|TODO))(?:(?P<failed>not ok)|(?P<passed>ok)) \d+ - {_NAME}(?: # time=[\d.]+m?s)?)",
 )
 _MINITEST_WORD = r"(?:(?P<passed>\.)|(?P<failed>[FE])|(?P<skipped>S))"
 _minitest = LineFormat(
@@ -55,7 +55,7 @@ FRAMEWORKS: Mapping[str, Parser] = {
         until=r"\d+ (?:passing|failing)\b.*",  # below it the failures are listed by their suites
     ),
     "vitest": LineFormat(
-        rf"(?:(?P<passed>[✓√])|(?P<failed>[×✗])|(?P<skipped>[↓□])) {_NAME}(?: [\d.]+ ?m?s)?(?: \[skipped\])?",
+        rf"(?:(?P<passed>[✓√])|(?P<failed>[×✗])|(?P<skipped>[↓□])) {_NAME}(?: {{1,2}}[\d.]+ ?m?s)?(?: \[skipped\])?",
     ),
     "karma": log_layouts.parse_karma,
     "tap": _tap,

@@ -69,8 +69,7 @@ PRINTED = {
     "mocha": ("mocha", MOCHA),
     "mocha_tap": (
         "tap",
-        of((P, F, S, P, P, F), "adds; breaks (twice); later; waits; inner adds more; inner breaks", "calc ")
-        | {"calc later # SKIP -": P},
+        of((P, F, S, P, P, F), "adds; breaks (twice); later; waits; inner adds more; inner breaks", "calc "),
     ),
     "vitest": (
         "vitest",
@@ -173,6 +172,12 @@ FORMATS = {
         + (SUMMARY + "PASSED a.py::t\nSKIPPED [1] a.py:2: no numpy\n"),
         {"a.py::s": S, "a.py::t": P},
     ),
+    "failed subtests": (
+        "pytest",
+        SUMMARY + "PASSED a.py::T::t\nSUBFAILED[number] (i=2) a.py::T::t - assert 0\n"
+        "PASSED a.py::u\n[number] (i=2) SUBFAIL a.py::u - AssertionError: 2 == 2\n",
+        {"a.py::T::t": F, "a.py::u": F},
+    ),
     "paths in ids": (
         "pytest_options",
         SUMMARY + "PASSED a.py::t[/usr/lib/x]\nPASSED a.py::t[//x/y]\n",
@@ -215,8 +220,8 @@ FORMATS = {
     ),
     "tap": (
         "tap",
-        "ok 1 - a\nnot ok 2 b\nok 3 - c # SKIP no\n",
-        {"a": P, "- a": P, "b": F, "c": S, "c # SKIP no": P, "- c # SKIP no": P},
+        "ok 1 - a # time=1.2ms\nnot ok 2 b\nok 3 - c # SKIP no\n",
+        {"a": P, "- a": P, "b": F, "c": S},
     ),
     "phpunit's namespaces": ("phpunit", "Calc (Acme\\CalcTest)\n ✔ Adds [0.12 ms]\n", {"Calc > Adds": P}),
     "rspec as JSON": (
