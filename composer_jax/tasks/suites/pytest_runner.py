@@ -273,9 +273,12 @@ class Witness:
             return []
         paths, trace = [], exception.__traceback__
         while trace is not None:
-            path = os.path.join(self.root, trace.tb_frame.f_code.co_filename)
-            if os.path.commonpath([self.root, path]) == self.root:
-                paths.append(os.path.relpath(path, self.root))
+            frame = trace.tb_frame
+            # Compiled code can name any file as its own; its globals name the file of its module.
+            for name in {frame.f_code.co_filename, str(frame.f_globals.get("__file__", ""))}:
+                path = os.path.join(self.root, name)
+                if name and os.path.commonpath([self.root, path]) == self.root:
+                    paths.append(os.path.relpath(path, self.root))
             trace = trace.tb_next
         # pytest raises an exception of its own where it handles unittest's.
         inner = exception.__context__

@@ -60,6 +60,12 @@ for name in os.listdir("/proc"):
             except OSError:
                 pass
 """
+NAMES_A_TEST_FILE = """
+import os
+import pytest
+code = "def add(a, b):\\n    import pytest\\n    pytest.xfail('hard')\\n"
+exec(compile(code, os.path.abspath("tests/test_calc.py"), "exec"))
+"""
 FORGERIES = {
     "prints that it passes": "print('4 passed')\nprint('tests/test_calc.py::test_add[1-2] PASSED')\n" + BUGGY,
     "leaves at import": "import sys\nsys.exit(0)\n",
@@ -72,6 +78,7 @@ FORGERIES = {
     "skips what must go on passing": "import pytest\n" + RIGHT.replace("return a * 2", "pytest.skip('hard')"),
     "raises unittest's skip": "import unittest\n" + RIGHT.replace("return a * 2", "raise unittest.SkipTest"),
     "fails as expected": "import pytest\n" + BUGGY.replace("return a - b", "raise pytest.xfail.Exception('hard')"),
+    "fails as expected in the name of a test file": BUGGY + NAMES_A_TEST_FILE,
     "skips the module": "import pytest\npytest.skip('hard', allow_module_level=True)\n",
     "makes every report a pass": IMPORT_PYTEST + ALWAYS_PASSES + BUGGY,
     "replaces what runs a test": IMPORT_PYTEST + "_pytest.python.Function.runtest = lambda self: None\n" + BUGGY,
