@@ -27,7 +27,7 @@ COUNTS_AS_PASSED = {"fail_to_pass": (PASSED, XFAILED), "pass_to_pass": (PASSED, 
 """Group of tests -> the outcomes with which a test of it counts as passed. They are those of SWE-bench's harness
 (swebench/harness/grading.py): test_passed takes PASSED and XFAIL, and a SKIPPED test is none that test_failed finds. A
 fail-to-pass test must run. A skip or an expected failure counts only if the tests declare it: the code under test can
-raise the same exceptions."""
+raise the same exceptions, and add marks."""
 LIMIT_PROBLEMS = {"timeout": "the time is over", "out_of_memory": "out of memory", "output_limit": "too much output"}
 
 
@@ -54,10 +54,11 @@ def parse_events(report, secret):
     return events, foreign
 
 
-def collect_outcomes(events, is_protected):
+def collect_outcomes(events, is_protected, declared=None):
     """Returns test id -> (outcome, milliseconds, message) of real tests and decoys, in the order of collection.
 
-    is_protected: that of protected.py; it tells the files of tests from those of the code.
+    is_protected: that of protected.py; it tells the files of tests from those of the code. declared: test file -> the
+    marks that it mentions (pytest_runner.py: declarations); None and files without an entry may declare any.
     """
     collected = next((event["collected"] for event in events if "collected" in event), [])
     phases = {}
@@ -69,11 +70,20 @@ def collect_outcomes(events, is_protected):
         if test in results:
             results[test] = (DUPLICATE, 0, "two tests have this name")
         else:
-            results[test] = _outcome(phases.get(test, []), is_protected)
+            results[test] = _outcome(test, phases.get(test, []), is_protected, declared or {})
     return results
 
 
-def _outcome(phases, is_protected):
+def _is_declared(test, mark, declared):
+    """Whether the file of a test mentions a mark ("xfail" or "skip") where it can be one of the test."""
+    file, _, names = test.partition("::")
+    entry, function = declared.get(file), names.partition("[")[0].rpartition("::")[2]
+    if entry is None or function not in entry["functions"]:  # such as a test that a class inherits
+        return True
+    return entry[mark] is True or function in entry[mark]
+
+
+def _outcome(test, phases, is_protected, declared):
     """Returns the outcome of one test from the events of its phases and of its subtests.
 
     A skipped subtest leaves the outcome of its test as it is, as in pytest.
@@ -89,6 +99,9 @@ def _outcome(phases, is_protected):
     for event in phases:
         if code := [path for path in event["through"] if not is_protected(path)]:
             return ENDED_BY_CODE, ms, f"{code[-1]} raised the exception that ends a test: {event['message']}"
+        mark = "xfail" if event["expected"] else "skip"
+        if event["outcome"] == "skipped" and not event["through"] and not _is_declared(test, mark, declared):
+            return ENDED_BY_CODE, ms, f"its file has no such mark: {event['message']}"
     if names not in (["setup", "call", "teardown"], ["setup", "teardown"]):
         return MISSING, ms, f"reported only {', '.join(names) or 'nothing'}"
     expected = any(event["expected"] for event in whole)
@@ -155,7 +168,7 @@ def judge_report(stdout, secret, is_protected, outcome="ok"):
     if report is None:
         return {**empty, "problem": "there is no report", "log": stdout[-2000:]}
     events, foreign = parse_events(report, secret)
-    results = collect_outcomes(events, is_protected)
+    results = collect_outcomes(events, is_protected, report["declared"])
     decoys = {name for event in events for name in event.get("decoys", ())}
     return {
         "tests": {test: list(result) for test, result in results.items() if test not in decoys},

@@ -20,6 +20,7 @@ import sys
 
 sys.path.pop(0)  # the workspace or the folder of this file: nothing may be imported from either
 
+import ast  # noqa: E402
 import base64  # noqa: E402
 import ctypes  # noqa: E402
 import hashlib  # noqa: E402
@@ -27,6 +28,7 @@ import importlib  # noqa: E402
 import json  # noqa: E402
 import os  # noqa: E402
 import random  # noqa: E402
+import re  # noqa: E402
 import select  # noqa: E402
 import shutil  # noqa: E402
 import signal  # noqa: E402
@@ -41,6 +43,7 @@ WATCHED = ("pytest", "_pytest", "pluggy", "unittest")
 LOG_BYTES = 6000
 MESSAGE_CHARACTERS = 300
 INDEX = "composer_index"
+MARKS = {"xfail": re.compile("xfail|expectedFailure"), "skip": re.compile("(?i)skip")}
 
 
 def main():
@@ -48,7 +51,7 @@ def main():
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphans of the pytest process become our children
     scratch = tempfile.mkdtemp()
-    before = fingerprint(order["files"])
+    before, declared = fingerprint(order["files"]), {path: declarations(path) for path in order["files"]}
     lines, lines_end = os.pipe()
     log = os.open(os.path.join(scratch, "log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     pid = os.fork()
@@ -63,6 +66,7 @@ def main():
         "exit": os.waitstatus_to_exitcode(status),
         "lines": received.decode(errors="replace").splitlines(),
         "junit": read_junit(os.path.join(scratch, "junit.xml")),
+        "declared": declared,
         "rewritten": sorted(path for path, digest in fingerprint(order["files"]).items() if digest != before[path]),
         "log": tail(os.path.join(scratch, "log")),
     }
@@ -83,6 +87,52 @@ def fingerprint(files):
         except OSError:
             digests[path] = None
     return digests
+
+
+def declarations(path):
+    """Returns {"functions": names in a test file, "xfail", "skip": names of those that mention such a mark}.
+
+    A mark outside functions, or in a conftest.py beside or above the file, may be one of any test: True. None for a
+    file that is not Python.
+    """
+    folder, above = os.path.dirname(path), []
+    while folder not in above:
+        above.append(folder)
+        folder = os.path.dirname(folder)
+    try:
+        functions, rest = split_functions(read_text(path))
+        texts = [read_text(os.path.join(folder, "conftest.py")) for folder in above]
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return None
+    rest += "".join(texts)
+    marks = {
+        mark: bool(pattern.search(rest)) or sorted(name for name, text in functions.items() if pattern.search(text))
+        for mark, pattern in MARKS.items()
+    }
+    return {"functions": sorted(functions), **marks}
+
+
+def read_text(path):
+    """Returns the text of a file, "" if there is none."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except FileNotFoundError:
+        return ""
+
+
+def split_functions(text):
+    """Returns function name -> source, with its decorators, and the source outside functions and imports."""
+    functions, rest, nodes = {}, [], list(ast.parse(text).body)
+    for node in nodes:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            functions[node.name] = functions.get(node.name, "") + ast.unparse(node)
+        elif isinstance(node, ast.ClassDef):
+            nodes += node.body
+            rest += [ast.unparse(part) for part in (*node.decorator_list, *node.bases, *node.keywords)]
+        elif not isinstance(node, (ast.Import, ast.ImportFrom)):
+            rest.append(ast.unparse(node))
+    return functions, "\n".join(rest)
 
 
 def listen(pid, lines):

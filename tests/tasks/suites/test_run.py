@@ -105,7 +105,12 @@ def test_skips_and_expected_failures_count_as_such_if_the_tests_declare_them(poo
     fixture = "import pytest\n\n@pytest.fixture\ndef numpy(): pytest.skip('no numpy')\n"
     files = {"shop.py": SHOP, "tests/test_skips.py": SKIPS, "tests/helper.py": helper, "tests/conftest.py": fixture}
     repository = lay(tmp_path, files)
-    report = asyncio.run(run_test_suite(pool, repository, packages, SuiteGrader(("a",)).command, timeout_s=10))
+
+    def run(tests=None):
+        command = SuiteGrader(("a",)).command
+        return asyncio.run(run_test_suite(pool, repository, packages, command, timeout_s=10, tests=tests))
+
+    report = run()
     assert report.problem is None, report.log
     by_code = judge.ENDED_BY_CODE
     assert {test.partition("::")[2]: result.outcome for test, result in report.tests.items()} == {
@@ -128,6 +133,10 @@ def test_skips_and_expected_failures_count_as_such_if_the_tests_declare_them(poo
         "TestUnit::test_sub": judge.PASSED,
         "TestUnit::test_sub_of_code": by_code,
         "TestUnit::test_code_raises": by_code,
+    }
+    by_id = run(list(report.tests))  # of these the marks that their files mention are known as well
+    assert {test: result.outcome for test, result in by_id.tests.items()} == {
+        test: result.outcome for test, result in report.tests.items()
     }
     assert "shop.py raised the exception" in report.tests["tests/test_skips.py::test_code_skips"].message
 
