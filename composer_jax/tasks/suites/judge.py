@@ -22,7 +22,7 @@ import zlib
 
 PASSED, FAILED, ERROR, SKIPPED, MISSING, DUPLICATE = "passed", "failed", "error", "skipped", "missing", "reported twice"
 XFAILED, XPASSED = "failed as expected", "passed against expectation"
-ENDED_BY_CODE = "skipped by the tested code"
+ENDED_BY_CODE = "ended by the code under test"
 COUNTS_AS_PASSED = {"fail_to_pass": (PASSED, XFAILED), "pass_to_pass": (PASSED, XFAILED, SKIPPED)}
 """Group of tests -> the outcomes with which a test of it counts as passed. They are those of SWE-bench's harness
 (swebench/harness/grading.py): test_passed takes PASSED and XFAIL, and a SKIPPED test is none that test_failed finds. A
