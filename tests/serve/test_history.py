@@ -151,7 +151,7 @@ ITEM = {"type": "reasoning", "id": "rs_1", "summary": []}
             "input item 2: its content is not text",
         ),
         ("/v1/responses", [{"role": "user", "content": None}], "input item 2: it has no content."),
-        ("/v1/responses", [{"type": "web_search_call"}], "input item 2 has the type 'web_search_call'"),
+        ("/v1/responses", [{"type": "item_reference"}], "input item 2 has the type 'item_reference'"),
     ],
 )
 def test_what_is_not_understood_is_refused_by_name(ask, path, history, reason):
