@@ -32,7 +32,7 @@ def thinking(tmp_path_factory):
         return chat.render_assistant("Done.", []) if is_answered else chat.render_assistant(PLAN, [CALL])
 
     engine = ScriptedEngine(write, text.end_tokens)
-    with running(new_app(Service(engine, text, "scripted", ServerLimits()))) as url:
+    with running(new_app(Service(engine, text.named("scripted"), ServerLimits()))) as url:
         yield url, engine, chat
 
 

@@ -67,7 +67,7 @@ WRONG = {
 @pytest.fixture(scope="module")
 def client(text):
     app = new_app(
-        Service(ScriptedEngine(lambda context: [text.end_tokens[0]], text.end_tokens), text, "m", ServerLimits()),
+        Service(ScriptedEngine(lambda context: [text.end_tokens[0]], text.end_tokens), text.named("m"), ServerLimits()),
         (),
         CONTROL_KEY,
     )
@@ -120,7 +120,8 @@ def test_other_pages_and_methods_are_sentences(client):
 
 
 def test_pages_of_other_hosts_are_refused(text):
-    service = Service(ScriptedEngine(lambda context: [text.end_tokens[0]], text.end_tokens), text, "m", ServerLimits())
+    engine = ScriptedEngine(lambda context: [text.end_tokens[0]], text.end_tokens)
+    service = Service(engine, text.named("m"), ServerLimits())
     with TestClient(new_app(service, hosts=("localhost", "127.0.0.1")), "http://127.0.0.1:8000") as browser:
         own = {"origin": "http://127.0.0.1:8000"}
         assert browser.post("/v1/chat/completions", json=ASK, headers=own).status_code == 200
@@ -131,7 +132,7 @@ def test_pages_of_other_hosts_are_refused(text):
 
 def test_a_dead_engine_is_not_healthy(text):
     engine = ScriptedEngine(lambda context: [], text.end_tokens)
-    with TestClient(new_app(Service(engine, text, "m", ServerLimits()))) as client:
+    with TestClient(new_app(Service(engine, text.named("m"), ServerLimits()))) as client:
         assert client.get("/health").status_code == 200
         engine.error = RuntimeError("out of memory")
         answer = client.get("/health")

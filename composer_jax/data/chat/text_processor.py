@@ -5,6 +5,7 @@ It reads no weights, so a prompt can be refused before they are loaded.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
@@ -63,6 +64,26 @@ class FilesInMemory:
             raise UserError(f"{self.name}/{file} cannot be read ({error}); download it again") from error
 
 
+@dataclasses.dataclass(frozen=True)
+class _NamedFiles:
+    """TextFiles under another name."""
+
+    files: TextFiles
+    name: str
+
+    def text(self, file: str) -> str | None:
+        """See TextFiles.text."""
+        return self.files.text(file)
+
+
+class ContextOverflow(UserError):
+    """A prompt of `n_tokens` tokens that leaves no room for an answer."""
+
+    def __init__(self, message: str, n_tokens: int) -> None:
+        super().__init__(message)
+        self.n_tokens = n_tokens
+
+
 class TextProcessor:
     """The text side of a model. Tokenizer and chat format load on first use; a model may lack either.
 
@@ -71,6 +92,10 @@ class TextProcessor:
 
     def __init__(self, files: TextFiles, config: ModelConfig, name: str) -> None:
         self.files, self.config, self.name = files, config, name
+
+    def named(self, name: str) -> TextProcessor:
+        """Returns the text side of the same model, whose errors call it `name` instead of naming its files' place."""
+        return TextProcessor(_NamedFiles(self.files, name), self.config, name)
 
     @functools.cached_property
     def tokenizer(self) -> TextTokenizer:
@@ -118,8 +143,8 @@ class TextProcessor:
           parse_special: whether the control tokens that the text spells are those tokens, instead of characters.
           add_special_tokens: whether the id with which texts begin is put before it, unless it is there.
 
-        Raises UserError for an empty prompt, one that fills the context, ids that the network does not have, or
-        `parse_special` with our own tokenizer, whose control tokens have no spelling.
+        Raises ContextOverflow for a prompt that fills the context, UserError for an empty one, ids that the network
+        does not have, or `parse_special` with our own tokenizer, whose control tokens have no spelling.
         """
         if not isinstance(prompt, str):
             return self._check(list(prompt))
@@ -142,8 +167,8 @@ class TextProcessor:
 
         tools: declarations in OpenAI's form.
 
-        Raises UserError for an empty conversation or message, one that the model ends, one that fills the context, or
-        calls without answers.
+        Raises ContextOverflow for a conversation that fills the context, UserError for an empty one, an empty message,
+        a last message of the model, or calls without answers.
         """
         conversation = as_conversation(messages)
         try:
@@ -160,9 +185,10 @@ class TextProcessor:
         if not ids:
             raise UserError("the prompt is empty; give at least one token.")
         if len(ids) >= self.config.max_context:
-            raise UserError(
+            raise ContextOverflow(
                 f"the prompt has {len(ids)} tokens, and the context of {self.name} holds {self.config.max_context}, "
-                "the answer included; shorten it."
+                "the answer included; shorten it.",
+                len(ids),
             )
         for i in ids:
             if not 0 <= i < self.config.vocab_size:
