@@ -295,8 +295,10 @@ def parse_body(kind: type[BaseModel], data: bytes) -> Any:
     try:
         value = read_json(data.decode(), "the body's values")
         check_depth(value)
+    except UnicodeDecodeError as error:
+        raise ApiError(f"the body is not UTF-8 at byte {error.start}; send JSON in UTF-8.") from error
     except (ValueError, RecursionError) as error:
-        raise ApiError("the body is not JSON, or nested too deeply; send a JSON object.") from error
+        raise ApiError(f"{error}; correct the body.") from error
     if not isinstance(value, dict):
         raise ApiError("the body is not a JSON object; send {...}.")
     for field, neutral in NEUTRAL.items():
