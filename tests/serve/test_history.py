@@ -102,11 +102,14 @@ def test_names_of_other_servers_are_read(ask, field):
     assert ask("/tokenize", {"messages": body["messages"]})[0] == 200
 
 
-@pytest.mark.parametrize("arguments", ["", "null", None, {}])
+@pytest.mark.parametrize("arguments", ["", "null", None, {}, " \n", "{}", " null ", "missing"])
 def test_a_call_without_arguments_is_one_with_none(ask, arguments):
-    assert ask("/v1/chat/completions", {"messages": [ASK, called(arguments), OUT], "tools": [READ]}) == (200, "")
-    assert '{"name": "read", "arguments": {}}' in ask.prompt()
+    message = called(arguments)
     item = {"type": "function_call", "call_id": "c1", "name": "read", "arguments": arguments}
+    if arguments == "missing":
+        del item["arguments"], message["tool_calls"][0]["function"]["arguments"]
+    assert ask("/v1/chat/completions", {"messages": [ASK, message, OUT], "tools": [READ]}) == (200, "")
+    assert '{"name": "read", "arguments": {}}' in ask.prompt()
     output = {"type": "function_call_output", "call_id": "c1", "output": "forty-two"}
     assert ask("/v1/responses", {"input": [ASK, item, output], "tools": [RESPONSES_TOOL]}) == (200, "")
     assert '{"name": "read", "arguments": {}}' in ask.prompt()

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 
-from composer_jax.data.chat.chat_format import ChatFormat, Message
+from composer_jax.data.chat.chat_format import ChatFormat, Conversation, Message, ToolSpec
 from composer_jax.data.chat.control_text import ControlText
 from composer_jax.data.chat.conversations import assistant_row, read_messages, read_tools, text_row
 from composer_jax.data.chat.load_chat_format import (
@@ -167,15 +168,29 @@ class TextProcessor:
 
         tools: declarations in OpenAI's form.
 
+        Messages of the system stay where they are if the format writes them there. Several at the beginning become one
+        message if it does not; any other is refused.
+
         Raises ContextOverflow for a conversation that fills the context, UserError for an empty one, an empty message,
         a last message of the model, or calls without answers.
         """
         conversation = as_conversation(messages)
         try:
-            rendered = self.chat_format.render(conversation, read_tools(list(tools)))
+            rendered = self._render(conversation, read_tools(list(tools)))
         except ValueError as error:
             raise UserError(f"the conversation cannot be written: {error}") from error
         return self._check([*rendered, *self.chat_format.generation_prompt])
+
+    def _render(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> list[int]:
+        """Renders a conversation; a format that writes one message of the system gets the first ones as one."""
+        try:
+            return self.chat_format.render(conversation, tools)
+        except (ValueError, UserError):
+            first = list(itertools.takewhile(lambda message: getattr(message, "role", "") == "system", conversation))
+            if len(first) < 2:
+                raise
+        joined = Message("system", "\n\n".join(message.content for message in first))
+        return self.chat_format.render([joined, *conversation[len(first) :]], tools)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the text of sampled ids without end tokens; other control tokens are shown by name."""
