@@ -125,13 +125,17 @@ def _add_item(kind: str, item: dict[str, Any], rows: list[dict[str, Any]]) -> No
     """Adds an item to the messages; thoughts, content and calls in a row are of one message of the model."""
     last = rows[-1] if rows else {}
     if kind == "message":
-        row = {"role": item.get("role"), "content": _content(item.get("content"))}
-        if row["role"] == "assistant" and last.keys() == {"role", "reasoning_content"}:
+        content, is_said = read_content(item), item.get("role") == "assistant"
+        if content is None and not is_said:
+            raise ValueError("it has no content")
+        row = {"role": item.get("role"), "content": content or ""}
+        if is_said and last.keys() == {"role", "reasoning_content"}:
             last |= row
         else:
             rows.append(row)
     elif kind.endswith("_output"):
-        rows.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": _content(item.get("output"))})
+        answer = read_content({"content": item.get("output")}) or ""
+        rows.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": answer})
     elif kind.endswith("_call"):
         arguments = {TEXT: item.get("input") or ""} if kind == "custom_tool_call" else item.get("arguments")
         function = {"name": _full_name(item.get("name"), item.get("namespace")), "arguments": arguments}
@@ -153,11 +157,4 @@ def _thoughts(item: dict[str, Any]) -> str:
         raise ValueError("encrypted reasoning cannot be read")
     thoughts = ("reasoning_text", "summary_text")
     known = isinstance(parts, list) and all(isinstance(part, dict) and part.get("type") in thoughts for part in parts)
-    return _content([{**part, "type": "text"} for part in parts] if known else parts)
-
-
-def _content(content: Any) -> str:
-    text = read_content({"content": content})
-    if text is None:
-        raise ValueError("it has no content")
-    return text
+    return read_content({"content": [{**part, "type": "text"} for part in parts] if known else parts}) or ""

@@ -166,6 +166,16 @@ def test_calls_of_the_client_beside_others_keep_their_answers(post):
     assert status == 200 and "Begin Patch" in post.prompt and "HM" in post.prompt
 
 
+@pytest.mark.parametrize("empty", ["", [], None, [{"type": "input_text", "text": ""}]])
+def test_what_a_tool_or_the_model_left_empty_is_read(post, empty):
+    call = {"type": "function_call", "call_id": "a", "name": "shell", "arguments": "{}"}
+    said = {"type": "message", "role": "assistant", "content": empty}
+    items = [ASK, said, call, out("function_call_output", "a", empty), {**THOUGHT, "content": None}, said, ASK]
+    status, answer = post(CODEX | {"input": items})
+    assert status == 200, answer
+    assert post(CODEX | {"input": [{"role": "user", "content": empty}]})[0] == 400
+
+
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
