@@ -63,7 +63,9 @@ def tool_rows(tools: Mapping[str, ClientTool]) -> list[dict[str, Any]]:
     return [{"type": "function", "function": tool.function} for tool in tools.values()]
 
 
-def _read_tool(tool: dict[str, Any], namespace: str | None) -> Iterator[ClientTool]:
+def _read_tool(tool: Any, namespace: str | None) -> Iterator[ClientTool]:
+    if not isinstance(tool, dict):
+        raise ApiError(f"a tool of the namespace {namespace!r} is not an object.", param="tools")
     kind, name = tool.get("type"), tool.get("name")
     if not isinstance(kind, str):
         raise ApiError(f"a tool has the type {kind!r}, which is not a text.", param="tools")
@@ -72,7 +74,8 @@ def _read_tool(tool: dict[str, Any], namespace: str | None) -> Iterator[ClientTo
     if not isinstance(name, str):
         raise ApiError(f"a tool of the type {kind!r} has no name.", param="tools")
     if kind == "namespace":
-        for inner in tool.get("tools") or ():
+        inside = tool.get("tools") or []
+        for inner in inside if isinstance(inside, list) else [inside]:
             yield from _read_tool(inner, name)
         return
     parameters = _text_parameters(tool.get("format")) if kind == "custom" else tool.get("parameters")

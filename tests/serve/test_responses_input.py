@@ -78,7 +78,9 @@ def test_tools_of_others_are_left_out_and_those_of_the_client_stay(post):
     assert '"name": "shell"' in post.prompt
     assert not any(tool["type"] in post.prompt for tool in OTHERS)
     assert post(CODEX | {"tools": OTHERS})[0] == 200 and "Functions:" not in post.prompt
-    for wrong in ({"name": "x"}, {"type": None, "name": "x"}, {"type": "custom"}, {"type": "function", "name": 3}):
+    inside = [{"type": "namespace", "name": "x", "tools": tools} for tools in (3, "find", [3], [{"name": "find"}])]
+    wrongs = [{"name": "x"}, {"type": None, "name": "x"}, {"type": "custom"}, {"type": "function", "name": 3}, *inside]
+    for wrong in wrongs:
         status, answer = post(CODEX | {"tools": [wrong]})
         assert status == 400 and "tool" in answer["error"]["message"]
 
