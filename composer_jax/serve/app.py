@@ -157,7 +157,7 @@ async def _tokenize(service: Service, request: Request, client: Client) -> Respo
             else await chat_completions.encode(service, body.messages, body.tools or [])
         )
     except UserError as error:
-        raise ApiError(str(error)) from error
+        raise service.prompt_error(error) from error
     return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": service.max_model_len})
 
 

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from composer_jax.serve.chat_completions import event_text
-from composer_jax.serve.errors import ApiError
+from composer_jax.serve.errors import CONTEXT_LENGTH, ApiError
 from composer_jax.serve.service import Choice, ServerLimits
 
 T = TypeVar("T")
@@ -73,7 +73,10 @@ async def read_body(request: Request, limits: ServerLimits) -> bytes:
             async for part in request.stream():
                 size += len(part)
                 if size > limits.body_bytes:
-                    raise ApiError(f"the body is larger than {limits.body_bytes} bytes; send less.", status=413)
+                    too_large = (
+                        f"the body is larger than {limits.body_bytes} bytes, so the prompt is too long; send less."
+                    )
+                    raise ApiError(too_large, status=413, code=CONTEXT_LENGTH)
                 parts.append(part)
     except TimeoutError as error:
         raise ApiError(f"the body took longer than {limits.reader_seconds:g} s; send it faster.", status=408) from error
