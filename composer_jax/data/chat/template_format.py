@@ -179,8 +179,8 @@ class TemplateFormat(ChatFormat):
         return [*ids, *self._last_end(dicts)]
 
     def _check_system(self, dicts: Dicts, declared: Dicts) -> None:
-        """Raises ValueError if the template leaves out a message of the system, as many do after the first message."""
-        anchors = {at: f"{_ANCHOR}{at}x" for at, message in enumerate(dicts) if message["role"] == "system"}
+        """Raises ValueError if the template leaves out a message of the system after the first one, as many do."""
+        anchors = {at: f"{_ANCHOR}{at}x" for at, message in enumerate(dicts) if at and message["role"] == "system"}
         if not anchors:
             return
         anchored = [{**message, "content": anchors.get(at, message["content"])} for at, message in enumerate(dicts)]
