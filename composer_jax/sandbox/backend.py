@@ -109,10 +109,10 @@ def find_bubblewrap() -> Path:
 
 def _plain() -> Backend:
     executable = _interpreter()[0]
+    programs = _folder_of_links(executable)
     environment = _environment(executable, os.environ.get("LD_LIBRARY_PATH"))
-    if shutil.which("python", path=os.path.dirname(executable)) is None:  # as on Debian
-        environment["PATH"] = f"{_folder_of_links(executable)}:{environment['PATH']}"
-    return Backend("subprocess", (executable, *_FLAGS, str(INSIDE / "start.py")), environment, "none")
+    environment["PATH"] = f"{programs}:{environment['PATH']}"
+    return Backend("subprocess", (f"{programs}/python", *_FLAGS, str(INSIDE / "start.py")), environment, "none")
 
 
 @functools.cache
@@ -120,9 +120,10 @@ def _folder_of_links(executable: str) -> str:
     """Returns a folder with `python` and `python3`, which is deleted when this process exits."""
     folder = tempfile.TemporaryDirectory(prefix="composer-python-")
     atexit.register(folder.cleanup)
-    for alias in ("python", "python3"):
-        os.symlink(executable, os.path.join(folder.name, alias))
-    return folder.name
+    programs = os.path.join(folder.name, layers.PROGRAMS)
+    os.mkdir(programs)
+    layers.link_interpreter(executable, programs)
+    return programs
 
 
 _PATH = ("/usr/local/bin", "/usr/bin", "/bin")
@@ -142,6 +143,18 @@ def _interpreter() -> tuple[str, str]:
         if os.access(candidate, os.X_OK):
             return candidate, base
     raise UserError(f"No Python interpreter was found under {base}/bin; use a regular installation of Python {version}")
+
+
+def _site_folders(base: str) -> list[str]:
+    """Returns the folders of the packages that are installed for the interpreter with this prefix."""
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    places = [
+        f"{prefix}/{lib}/{name}"
+        for prefix in (base, f"{base}/local")
+        for lib in ("lib", "lib64")
+        for name in (f"{version}/site-packages", f"{version}/dist-packages", "python3/dist-packages")  # Debian's last
+    ]
+    return sorted({os.path.realpath(place) for place in places if os.path.isdir(place)})
 
 
 def _environment(executable: str, libraries: str | None) -> dict[str, str]:
@@ -165,6 +178,7 @@ _NETWORK = (
 def _bubblewrap(bwrap: Path, trees: str, network: bool) -> Backend:
     """The outer sandbox: a read-only system, an unprivileged uid, no network, no capabilities, no files of the host."""
     executable, base = _interpreter()
+    hidden = [folder for path in _site_folders(base) for folder in ("--tmpfs", path, "--remount-ro", path)]
     # The launcher makes these readable to the uid, and no others.
     folders = {"/opt/composer/inside": str(INSIDE), "/opt/composer/hidden/trees": trees}
     system = ["--ro-bind", "/usr", "/usr"]
@@ -176,8 +190,9 @@ def _bubblewrap(bwrap: Path, trees: str, network: bool) -> Backend:
     if _is_outside_usr(executable, base):
         folders["/opt/python"] = base
         executable = executable.replace(base, "/opt/python", 1)
+        hidden = [word.replace(base, "/opt/python", 1) for word in hidden]
         base = "/opt/python"
-    for alias in ("python", "python3"):
+    for alias in layers.ALIASES:
         system += ["--symlink", executable, f"/opt/bin/{alias}"]
     # A shared libpython is found through the host's linker cache or an absolute path; inside there is neither.
     libraries = f"{base}/lib" if sysconfig.get_config_var("Py_ENABLE_SHARED") else None
@@ -201,7 +216,7 @@ def _bubblewrap(bwrap: Path, trees: str, network: bool) -> Backend:
         "trees": trees,
         # These options must come after the binds.
         "options": options,
-        "closing": ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"],
+        "closing": [*hidden, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"],
         "command": ["/opt/bin/python", *_FLAGS, "/opt/composer/inside/start.py"],
         "uid": _unused_uid() if os.geteuid() == 0 else None,
     }

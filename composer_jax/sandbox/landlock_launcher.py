@@ -59,8 +59,7 @@ def start(plan: dict, places: dict[str, str]) -> int:
     executable = os.path.join(places.get("python", "/"), plan["executable"])
     programs = f"{places['scratch']}/{layers.PROGRAMS}"
     os.mkdir(programs)
-    for alias in ("python", "python3"):
-        os.symlink(executable, f"{programs}/{alias}")
+    layers.link_interpreter(executable, programs)
     environment = {**plan["environment"], "PATH": ":".join([programs, os.path.dirname(executable), *plan["path"]])}
     if plan["shared"]:
         environment["LD_LIBRARY_PATH"] = os.path.join(os.path.dirname(os.path.dirname(executable)), "lib")

@@ -24,6 +24,7 @@ PROBE = "probe"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 TMP = "tmp"  # in the folder of a sandbox without a /tmp of its own
 PROGRAMS = "bin"  # in the scratch folder, instead of /opt/bin
+ALIASES = ("python", "python3")
 LAYER_ROOT_BYTES = 1 << 26  # bytes: room for the folders of 16,000 layers
 
 
@@ -155,3 +156,11 @@ def mount_workspace(config: dict[str, Any], name: str, plan: dict[str, Any], ove
 def sandbox_folders(config: dict[str, Any], name: str) -> tuple[str, str]:
     """Returns workspace and folder for temporary files of a sandbox that sees the file system of the host."""
     return f"{config['scratch']}/{name}/changes", f"{config['scratch']}/{name}/{TMP}"
+
+
+def link_interpreter(executable: str, folder: str) -> None:
+    """Makes `folder` a virtual environment without packages: those of the interpreter itself are not importable."""
+    for alias in ALIASES:
+        os.symlink(executable, f"{folder}/{alias}")
+    with open(f"{folder}/pyvenv.cfg", "w", encoding="utf-8") as file:
+        file.write(f"home = {os.path.dirname(executable)}\ninclude-system-site-packages = false\n")

@@ -27,9 +27,11 @@ _packages: list[str] = []
 
 
 def add_packages(folder: str) -> None:
-    """Adds a folder that programs can import from, also those in a real interpreter."""
+    """Adds a folder that programs can import from, also those in a real interpreter, and the programs in its `bin`."""
     _packages.append(folder)
     os.environ["PYTHONPATH"] = folder
+    ours, _, others = os.environ["PATH"].partition(":")  # the first folder holds `python`
+    os.environ["PATH"] = f"{ours}:{folder}/bin:{others}"
 
 
 def can_fork(argv: list[str]) -> bool:

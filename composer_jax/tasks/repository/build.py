@@ -145,6 +145,10 @@ def install(requirements: Sequence[str], folder: Path) -> Path:
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no message"]
         raise UserError(f"pip could not install {' '.join(requirements)}: {lines[-1].strip()}")
+    for script in (folder / "bin").glob("*"):
+        text = script.read_bytes()
+        if text.startswith(f"#!{sys.executable}".encode()):  # which a sandbox lacks
+            script.write_bytes(b"#!/usr/bin/env python\n" + text.partition(b"\n")[2])
     return folder
 
 
