@@ -40,6 +40,22 @@ WATCHED = ("pytest", "_pytest", "pluggy", "unittest")
 LOG_BYTES = 6000
 MESSAGE_CHARACTERS = 300
 INDEX = "composer_index"
+# Options by which a repository's addopts would make the report incomplete: destination -> the value that it gets.
+NEUTRAL = {
+    "numprocesses": 0,  # pytest-xdist: its workers do not report to the plugin
+    "distload": False,
+    "tx": [],
+    "looponfail": False,
+    "no_cov": True,  # pytest-cov: low coverage changes the exit status
+    "reruns": 0,  # pytest-rerunfailures: a phase is reported once
+    "force_reruns": None,
+    "stepwise": False,  # stops at the first failure
+    "stepwise_skip": False,
+    "stepwise_reset": False,
+    "forked": False,  # pytest-forked
+    "usepdb": False,  # waits for a person
+    "randomly_seed": 0,  # pytest-randomly: the same order in every run
+}
 
 
 def main():
@@ -168,7 +184,11 @@ def become_pytest(order, scratch, lines, log):
         for name in default_plugins:
             importlib.import_module(f"_pytest.{name}")
         pytest.hookimpl(tryfirst=True)(Witness.pytest_load_initial_conftests)
-        plugins = [Witness(lines, order)]
+        # Outermost, so that it sees what options such as -m and the conftest files have left.
+        pytest.hookimpl(hookwrapper=True, tryfirst=True)(Witness.pytest_collection_modifyitems)
+        pytest.hookimpl(hookwrapper=True)(Neutralizer.pytest_load_initial_conftests)
+        pytest.hookimpl(hookwrapper=True)(Neutralizer.pytest_cmdline_main)
+        plugins = [Witness(lines, order), Neutralizer()]
         if order["tracer"] is not None:
             tracer = types.ModuleType("composer_tracer")
             exec(compile(order["tracer"], "composer_tracer", "exec"), tracer.__dict__)
@@ -179,8 +199,9 @@ def become_pytest(order, scratch, lines, log):
         sys.path.insert(0, os.getcwd())
         sys.argv = ["pytest"]
         junit = os.path.join(scratch, "junit.xml")
-        options = ["-p", "no:cacheprovider", f"--junitxml={junit}", "--continue-on-collection-errors", "--maxfail=0"]
-        code = int(pytest.main([*order["arguments"], *options, *files], plugins=plugins))
+        cache = f"cache_dir={os.path.join(scratch, 'cache')}"
+        options = ["-rfEs", "-o", cache, f"--junitxml={junit}", "--continue-on-collection-errors", "--maxfail=0"]
+        code = int(pytest.main([*with_cache(order["arguments"]), *options, *files], plugins=plugins))
         plugins[0].ended(code)
     except (
         BaseException
@@ -190,6 +211,15 @@ def become_pytest(order, scratch, lines, log):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def with_cache(arguments):
+    """Returns the arguments without "-p no:cacheprovider", which makes pytest refuse addopts such as --failed-first."""
+    kept = list(arguments)
+    while "no:cacheprovider" in kept:
+        index = kept.index("no:cacheprovider")
+        del kept[index - 1 : index + 1]
+    return kept
 
 
 class Witness:
@@ -221,6 +251,7 @@ class Witness:
             self.say(uncollected=report.nodeid, message=str(report.longrepr)[-2000:])
 
     def pytest_collection_modifyitems(self, session, config, items):
+        yield
         if self.ids is not None:
             config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in self.ids])
             items[:] = [item for item in items if item.nodeid in self.ids]
@@ -260,6 +291,23 @@ class Witness:
 
     def ended(self, code):
         self.say(ended=code, changed=self.changed())
+
+
+class Neutralizer:
+    """Plugin that gives the options in NEUTRAL their values, before any other plugin reads them."""
+
+    def pytest_load_initial_conftests(self, early_config):
+        self.neutralize(early_config.known_args_namespace)
+        yield
+
+    def pytest_cmdline_main(self, config):
+        self.neutralize(config.option)
+        yield
+
+    def neutralize(self, options):
+        for name, value in NEUTRAL.items():
+            if hasattr(options, name):
+                setattr(options, name, value)
 
 
 def must_fail():
