@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import subprocess
 from dataclasses import replace
 
@@ -275,14 +276,51 @@ def test_tests_can_be_hidden_and_every_candidate_is_tried(built, large_pool, tmp
     assert asyncio.run(validate([task], large_pool, runs=1))[0].valid
 
 
+NOT_RUNNING = {
+    "empty": ({"a.py": "x = 1\n"}, "the suite of .* does not run: no test was collected"),
+    "failing": ({"test_a.py": "def test_a():\n    assert 0\n"}, "no test of .* passed in all of 1 runs"),
+    "option of a plugin": (
+        {"pytest.ini": "[pytest]\naddopts = --cov=shop\n", "test_a.py": "def test_a(): pass\n"},
+        "no test was collected: unrecognized arguments: --cov=shop; install what is missing with --requirements",
+    ),
+    "required plugin": (
+        {"pytest.ini": "[pytest]\nrequired_plugins = pytest-cov\n", "test_a.py": "def test_a(): pass\n"},
+        "Missing required plugins: pytest-cov; install",
+    ),
+    "fixture of a plugin": (
+        {"test_a.py": "def test_a(mocker): pass\n"},
+        r"the first: test_a.py::test_a \(error\): fixture 'mocker' not found; install",
+    ),
+    "import": ({"test_a.py": "import trio\n"}, "test_a.py: ModuleNotFoundError: No module named 'trio'; install"),
+    "marker": (
+        {
+            "pytest.ini": "[pytest]\naddopts = --strict-markers\n",
+            "test_a.py": "import pytest\n@pytest.mark.slow\ndef test_a(): pass\n",
+        },
+        "test_a.py: 'slow' not found in `markers` configuration option$",
+    ),
+    "skipped": ({"test_a.py": "import pytest\npytest.importorskip('trio')\n"}, "could not import 'trio'.*; install"),
+    "conftest": ({"conftest.py": "import trio\n", "test_a.py": "def test_a(): pass\n"}, "named 'trio'; install"),
+}
+
+
 def test_suites_that_do_not_run_raise_one_sentence(large_pool, packages, tmp_path):
-    for name, files, words in (
-        ("empty", {"a.py": "x = 1\n"}, "the suite of .*empty does not run: no test was collected"),
-        ("failing", {"test_a.py": "def test_a():\n    assert 0\n"}, "no test of .*failing passed in all of 1 runs"),
-    ):
-        suite = lay(tmp_path / name, files)
-        with pytest.raises(UserError, match=words):
-            asyncio.run(run_baseline(suite, tmp_path / f"pristine {name}", large_pool, packages, runs=1))
+    async def messages():
+        suites = [lay(tmp_path / name, files) for name, (files, _) in NOT_RUNNING.items()]
+        runs = [run_baseline(suite, tmp_path / f"of {suite.name}", large_pool, packages, runs=1) for suite in suites]
+        return await asyncio.gather(*runs, return_exceptions=True)
+
+    for message, (_, words) in zip(asyncio.run(messages()), NOT_RUNNING.values(), strict=True):
+        assert isinstance(message, UserError) and re.search(words, str(message)), message
+
+
+def test_a_package_reads_its_own_metadata(large_pool, packages, tmp_path):
+    code = "import importlib.metadata as m\n__version__ = m.version('shop-of-ours')\n"
+    test = "import shop\n\ndef test_version():\n    assert shop.__version__ == '2.5'\n"
+    project = "[project]\nname = 'shop.of_ours'\nversion = '2.5'\n"
+    suite = lay(tmp_path / "shop", {"pyproject.toml": project, "shop/__init__.py": code, "tests/test_shop.py": test})
+    baseline = asyncio.run(run_baseline(suite, tmp_path / "root", large_pool, packages, runs=1))
+    assert baseline.tests == ("tests/test_shop.py::test_version",)
 
 
 def test_mutate_stands_for_all_kinds_of_mutation(tmp_path, packages):
