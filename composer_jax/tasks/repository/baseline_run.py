@@ -45,6 +45,7 @@ _REASONS = [
 _LINE_CHARACTERS = 300
 _LACKS_PACKAGE = re.compile(
     r"unrecognized arguments|No module named|Missing required plugins|fixture '\w+' not found|PackageNotFoundError"
+    r"|Unknown config option"
 )
 
 SCRUBBED_FOLDERS = (
@@ -164,7 +165,8 @@ def find_reason(report: SuiteReport) -> str:
     """The line of a suite's output that says why it does not run, such as what pytest or a test file lacks."""
     for file, message in report.uncollected.items():
         return f"{file}: {telling_line(message)}"
-    lines = [line.strip() for line in report.log.splitlines() if line.strip()]
+    lines = [line.removeprefix("INTERNALERROR>").strip() for line in report.log.splitlines()]
+    lines = [line for line in lines if line]
     for pattern in _REASONS:
         for line in reversed(lines):
             if match := pattern.match(line):

@@ -287,6 +287,13 @@ NOT_RUNNING = {
         {"pytest.ini": "[pytest]\nrequired_plugins = pytest-cov\n", "test_a.py": "def test_a(): pass\n"},
         "Missing required plugins: pytest-cov; install",
     ),
+    "setting of a plugin": (
+        {
+            "pytest.ini": "[pytest]\nasyncio_mode = auto\nfilterwarnings = error\n",
+            "test_a.py": "def test_a(): pass\n",
+        },
+        "PytestConfigWarning: Unknown config option: asyncio_mode; install",
+    ),
     "fixture of a plugin": (
         {"test_a.py": "def test_a(mocker): pass\n"},
         r"the first: test_a.py::test_a \(error\): fixture 'mocker' not found; install",
