@@ -28,6 +28,7 @@ RUNS = 3
 TIMEOUT_S = 120.0
 MARGIN = 4.0  # the time limit of a task's suite as a multiple of the slowest run
 STEP_S = 15.0
+_OTHER_TEST_FILES = ("test.py", "tests.py")  # is_protected knows them, pytest does not collect them by itself
 TRACER = Path(__file__).with_name("trace_calls.py").read_text(encoding="utf-8")
 TRACING_SLOWDOWN = 20.0  # how many times longer a traced run may take
 
@@ -94,8 +95,8 @@ class BaselineRun:
 
     root: the scrubbed copy. sources: path -> text of every Python file, tests included. command: runs the suite.
     tests: ids that passed in every run. unreliable: other ids -> the reason. import_names: of the repository's own
-    packages. seconds: of the slowest run. packages: folder of installed packages. excluded: paths that scrubbing left
-    out. log: the end of the last run's output.
+    packages. seconds: of the slowest run. uncollected: test file that cannot be imported -> why. packages: folder of
+    installed packages. excluded: paths that scrubbing left out. log: the end of the last run's output.
     """
 
     root: Path
@@ -105,6 +106,7 @@ class BaselineRun:
     unreliable: Mapping[str, str]
     import_names: tuple[str, ...]
     seconds: float
+    uncollected: Mapping[str, str] = field(default_factory=dict)
     packages: Path | None = None
     excluded: tuple[str, ...] = ()
     log: str = field(default="", repr=False)
@@ -155,6 +157,7 @@ async def run_baseline(
         unreliable,
         own_import_names(root),
         max(sum(result.ms for result in report.tests.values()) / 1000 for report in reports) + 1.0,
+        {file: telling_line(message) for file, message in reports[0].uncollected.items()},
         packages,
         tuple(excluded),
         reports[-1].log,
@@ -201,7 +204,7 @@ def find_unreliable_tests(reports: list[SuiteReport]) -> dict[str, str]:
 def suite_command(root: Path) -> tuple[str, ...]:
     """The pytest command with the repository's own configuration and no other.
 
-    It makes `src` importable where the configuration does not.
+    It makes `src` importable where the configuration does not, and collects tests.py where no other file has tests.
     """
     config, settings = pytest_configuration(root)
     words = [*PYTEST, "--rootdir", "."]
@@ -209,7 +212,12 @@ def suite_command(root: Path) -> tuple[str, ...]:
     # pythonpath is relative to the configuration file, so /dev/null cannot replace a missing one.
     if config is not None or not needs_path:
         words += ["-c", config or "/dev/null"]
-    return (*words, "-o", "pythonpath=src") if needs_path else tuple(words)
+    if needs_path:
+        words += ["-o", "pythonpath=src"]
+    if "python_files" not in settings and not any(root.rglob("test_*.py")) and not any(root.rglob("*_test.py")):
+        if names := sorted({path.name for path in root.rglob("test*.py") if path.name in _OTHER_TEST_FILES}):
+            words += ["-o", f"python_files={' '.join(names)}"]
+    return tuple(words)
 
 
 def pytest_configuration(root: Path) -> tuple[str | None, Mapping[str, object]]:

@@ -103,11 +103,14 @@ class BuildRequest:
 
 @dataclass(frozen=True)
 class BuildResult:
-    """tasks: the written folders, in order. kinds: kind -> tasks. rejected: gate -> candidates that it rejected."""
+    """tasks: the written folders, in order. kinds: kind -> tasks. rejected: gate -> candidates that it rejected. tests:
+    of the suite that pass every time. uncollected: test file that cannot be imported -> why."""
 
     tasks: tuple[Path, ...]
     kinds: Counter[str]
     rejected: Counter[str]
+    tests: int
+    uncollected: Mapping[str, str]
 
 
 async def build(request: BuildRequest, pool: SandboxPool | None = None) -> BuildResult:
@@ -194,7 +197,8 @@ class _Builder:
                 # Cancelled jobs have ended; the threads that copy their folders may still run.
                 await self.pool.trees.settled()
         kinds = Counter(candidate.kind for candidate, _ in self.accepted)
-        return BuildResult(tuple(task for _, task in self.accepted), kinds, self.rejected)
+        tasks, baseline = tuple(task for _, task in self.accepted), self.baseline
+        return BuildResult(tasks, kinds, self.rejected, len(baseline.tests), baseline.uncollected)
 
     async def accept(self, stream: OrderedMap[Candidate, Verdict], most: int, progress: Progress, log: TextIO) -> None:
         """Accepts tasks from a stream until there are `most` more, or no more candidates."""
@@ -436,6 +440,7 @@ def _write_baseline(baseline: BaselineRun, path: Path) -> None:
         "command": baseline.command,
         "tests": len(baseline.tests),
         "unreliable": dict(baseline.unreliable),
+        "uncollected": dict(baseline.uncollected),
         "import_names": baseline.import_names,
         "excluded": baseline.excluded,
         "timeout_s": baseline.timeout_s,

@@ -321,6 +321,14 @@ def test_suites_that_do_not_run_raise_one_sentence(large_pool, packages, tmp_pat
         assert isinstance(message, UserError) and re.search(words, str(message)), message
 
 
+def test_test_files_that_cannot_be_imported_are_listed(large_pool, packages, tmp_path):
+    tests = {"tests/test_a.py": "def test_a(): pass\n", "tests/test_b.py": "import trio\n\ndef test_b(): pass\n"}
+    suite = lay(tmp_path / "suite", tests)
+    baseline = asyncio.run(run_baseline(suite, tmp_path / "root", large_pool, packages, runs=1))
+    assert baseline.tests == ("tests/test_a.py::test_a",)
+    assert baseline.uncollected == {"tests/test_b.py": "ModuleNotFoundError: No module named 'trio'"}
+
+
 def test_a_package_reads_its_own_metadata(large_pool, packages, tmp_path):
     code = "import importlib.metadata as m\n__version__ = m.version('shop-of-ours')\n"
     test = "import shop\n\ndef test_version():\n    assert shop.__version__ == '2.5'\n"
@@ -352,6 +360,10 @@ def test_the_repository_s_own_configuration_is_named(tmp_path):
     lay(tmp_path, {"pyproject.toml": "[tool.pytest.ini_options]\npythonpath = ['src']\n"})
     assert suite_command(tmp_path)[-2:] == ("-c", "pyproject.toml")
     assert own_import_names(tmp_path) == ("a", "b")
+    lay(tmp_path, {"tests.py": "", "b/test.py": ""})
+    assert suite_command(tmp_path)[-2:] == ("-o", "python_files=test.py tests.py")
+    lay(tmp_path, {"b/a_test.py": ""})
+    assert suite_command(tmp_path)[-2:] == ("-c", "pyproject.toml")
     lay(tmp_path, {"pytest.ini": "[broken"})
     with pytest.raises(UserError, match="pytest.ini cannot be read"):
         suite_command(tmp_path)
