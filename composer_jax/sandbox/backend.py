@@ -120,10 +120,7 @@ def _folder_of_links(executable: str) -> str:
     """Returns a folder with `python` and `python3`, which is deleted when this process exits."""
     folder = tempfile.TemporaryDirectory(prefix="composer-python-")
     atexit.register(folder.cleanup)
-    programs = os.path.join(folder.name, layers.PROGRAMS)
-    os.mkdir(programs)
-    layers.link_interpreter(executable, programs)
-    return programs
+    return layers.link_interpreter(executable, folder.name, str(INSIDE))
 
 
 _PATH = ("/usr/local/bin", "/usr/bin", "/bin")
@@ -178,7 +175,6 @@ _NETWORK = (
 def _bubblewrap(bwrap: Path, trees: str, network: bool) -> Backend:
     """The outer sandbox: a read-only system, an unprivileged uid, no network, no capabilities, no files of the host."""
     executable, base = _interpreter()
-    hidden = [folder for path in _site_folders(base) for folder in ("--tmpfs", path, "--remount-ro", path)]
     # The launcher makes these readable to the uid, and no others.
     folders = {"/opt/composer/inside": str(INSIDE), "/opt/composer/hidden/trees": trees}
     system = ["--ro-bind", "/usr", "/usr"]
@@ -187,11 +183,13 @@ def _bubblewrap(bwrap: Path, trees: str, network: bool) -> Backend:
             system += ["--symlink", os.readlink(f"/{name}"), f"/{name}"]
         elif os.path.isdir(f"/{name}"):
             system += ["--ro-bind", f"/{name}", f"/{name}"]
+    site_folders = _site_folders(base)
     if _is_outside_usr(executable, base):
         folders["/opt/python"] = base
         executable = executable.replace(base, "/opt/python", 1)
-        hidden = [word.replace(base, "/opt/python", 1) for word in hidden]
+        site_folders = [path.replace(base, "/opt/python", 1) for path in site_folders]
         base = "/opt/python"
+    folders |= dict.fromkeys(site_folders, str(INSIDE / layers.SITE))
     for alias in layers.ALIASES:
         system += ["--symlink", executable, f"/opt/bin/{alias}"]
     # A shared libpython is found through the host's linker cache or an absolute path; inside there is neither.
@@ -216,7 +214,7 @@ def _bubblewrap(bwrap: Path, trees: str, network: bool) -> Backend:
         "trees": trees,
         # These options must come after the binds.
         "options": options,
-        "closing": [*hidden, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"],
+        "closing": ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"],
         "command": ["/opt/bin/python", *_FLAGS, "/opt/composer/inside/start.py"],
         "uid": _unused_uid() if os.geteuid() == 0 else None,
     }

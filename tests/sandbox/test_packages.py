@@ -35,11 +35,13 @@ def observe(pool, packages):
                 await sandbox.shell("python names.py"),
                 await sandbox.shell("python3 < names.py"),
                 await sandbox.shell('env python -c "$(cat names.py)"'),
+                await sandbox.shell("PYTHONPATH=. python names.py"),
+                await sandbox.shell("python -I names.py"),
             ]
             return results, [await sandbox.run(["say-hello"]), await sandbox.shell("say-hello")]
 
     results, hello = asyncio.run(go())
-    assert [result.outcome for result in (*results, *hello)] == ["ok"] * 7, results
+    assert [result.outcome for result in (*results, *hello)] == ["ok"] * 9, results
     return [set(json.loads(result.stdout)) - {"names"} for result in results], hello
 
 
