@@ -38,7 +38,7 @@ from composer_jax.tasks.repository.gates import Breakage, Gate, break_suite, gra
 from composer_jax.tasks.repository.instruction import InstructionStyle, write_instruction
 from composer_jax.tasks.repository.leaks import ReadableFiles
 from composer_jax.tasks.repository.propose import KINDS, propose
-from composer_jax.tasks.repository.revert_commit import revert_commits
+from composer_jax.tasks.repository.revert_commit import has_commit, revert_commits
 from composer_jax.tasks.repository.source import SourceFile
 from composer_jax.tasks.suites.protected import is_protected, protected_files
 from composer_jax.tasks.suites.run import SUITE_LIMITS
@@ -223,8 +223,8 @@ class _Builder:
         At most a fifth comes from the history; a tenth is left for combinations, which need accepted tasks.
         """
         count, kinds = self.request.count, self.request.kinds
-        git = (self.request.repository / ".git").exists()
-        if "revert_commit" in kinds if kinds is not None else git:
+        repository = self.request.repository
+        if "revert_commit" in kinds if kinds is not None else (repository / ".git").exists() and has_commit(repository):
             share = count if kinds is not None and set(kinds) == {"revert_commit"} else max(1, count // 5)
             yield self.judge_all(self.reverted_commits()), share
         proposals = self.judge_all(self.proposals([kind for kind in KINDS if kinds is None or kind in kinds]))

@@ -377,6 +377,13 @@ def test_only_tests_in_test_files_are_reliable():
     assert find_unreliable_tests([report, other])["tests/test_a.py::test_a"] == "passed, not collected"
 
 
+def test_a_repository_without_a_commit_has_tasks(large_pool, packages, tmp_path):
+    root = lay(tmp_path / "shop", FILES)
+    subprocess.run(["git", "init", "--quiet"], cwd=root, check=True)
+    request = BuildRequest(root, tmp_path / "out", 1, packages=packages, runs=1, min_passing=1)
+    assert len(asyncio.run(build(request, large_pool)).tasks) == 1
+
+
 def test_commits_are_undone_under_the_tests_that_came_with_them(large_pool, packages, tmp_path):
     def git(*words):
         who = {
