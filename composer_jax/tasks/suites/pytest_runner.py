@@ -183,16 +183,17 @@ def become_pytest(order, scratch, lines, log):
 
         for name in default_plugins:
             importlib.import_module(f"_pytest.{name}")
-        pytest.hookimpl(tryfirst=True)(Witness.pytest_load_initial_conftests)
         # Outermost, so that it sees what options such as -m and the conftest files have left.
         pytest.hookimpl(hookwrapper=True, tryfirst=True)(Witness.pytest_collection_modifyitems)
         pytest.hookimpl(hookwrapper=True)(Neutralizer.pytest_load_initial_conftests)
         pytest.hookimpl(hookwrapper=True)(Neutralizer.pytest_cmdline_main)
-        plugins = [Witness(lines, order), Neutralizer()]
+        pytest.hookimpl(tryfirst=True)(Witness.pytest_load_initial_conftests)
+        plugins = [Witness(lines, order)]
         if order["tracer"] is not None:
             tracer = types.ModuleType("composer_tracer")
             exec(compile(order["tracer"], "composer_tracer", "exec"), tracer.__dict__)
             plugins.append(tracer.plugin(plugins[0].say))
+        plugins.append(Neutralizer())
         files = [path for path in order["files"] if os.path.exists(path)]
         if not files and order["files"]:
             raise FileNotFoundError("none of the test files is there")

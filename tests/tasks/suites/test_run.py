@@ -44,6 +44,12 @@ def test_subtests(subtests):
     assert "No module named 'nothing_like_that'" in report.uncollected["test_broken.py"]
 
 
+def test_only_commands_of_pytest_are_accepted():
+    assert pytest_arguments(("pytest", "-q")) == ["-q"]
+    with pytest.raises(UserError, match="'make test' does not begin with python -m pytest"):
+        pytest_arguments(("make", "test"))
+
+
 LOW_COVERAGE = """
 import pytest
 def pytest_addoption(parser):
@@ -92,9 +98,3 @@ def test_last(): pass
     outcomes = {test.partition("::")[2]: result.outcome for test, result in report.tests.items()}
     assert {"test_slow": "passed"} | outcomes == {"test_first": "failed", "test_slow": "passed", "test_last": "passed"}
     assert ("test_slow" in outcomes) == ("not slow" not in addopts)
-
-
-def test_only_commands_of_pytest_are_accepted():
-    assert pytest_arguments(("pytest", "-q")) == ["-q"]
-    with pytest.raises(UserError, match="'make test' does not begin with python -m pytest"):
-        pytest_arguments(("make", "test"))
