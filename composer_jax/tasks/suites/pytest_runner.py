@@ -55,6 +55,7 @@ NEUTRAL = {
     "forked": False,  # pytest-forked
     "usepdb": False,  # waits for a person
     "randomly_seed": 0,  # pytest-randomly: the same order in every run
+    "hypothesis_seed": "0",  # the same examples in every run
 }
 
 

@@ -68,7 +68,7 @@ def pytest_sessionfinish(session):
 def plugins(packages, tmp_path_factory):
     """The packages with pytest-xdist, and a plugin that fails as pytest-cov does."""
     folder = tmp_path_factory.mktemp("plugins")
-    copy_installed((*NEEDED, "pytest-xdist", "execnet"), folder)
+    copy_installed((*NEEDED, "pytest-xdist", "execnet", "hypothesis", "sortedcontainers"), folder)
     entry_points = "[pytest11]\nlow_coverage = low_coverage\n"
     metadata = {"METADATA": "Name: low_coverage\nVersion: 1\n", "entry_points.txt": entry_points}
     lay(folder / "low_coverage-1.dist-info", metadata)
@@ -98,3 +98,22 @@ def test_last(): pass
     outcomes = {test.partition("::")[2]: result.outcome for test, result in report.tests.items()}
     assert {"test_slow": "passed"} | outcomes == {"test_first": "failed", "test_slow": "passed", "test_last": "passed"}
     assert ("test_slow" in outcomes) == ("not slow" not in addopts)
+
+
+def test_hypothesis_draws_the_same_examples_in_every_run(pool, plugins, tmp_path):
+    text = """
+from hypothesis import given, strategies as st
+DRAWN = []
+@given(st.integers(0, 10**9))
+def test_drawn(x): DRAWN.append(x)
+def test_message(): raise ValueError(DRAWN[-9:])
+"""
+    repository = lay(tmp_path, {"test_all.py": text})
+
+    async def messages():
+        command = SuiteGrader(("a",)).command
+        runs = [run_test_suite(pool, repository, plugins, command, timeout_s=20) for _ in range(2)]
+        return [report.tests["test_all.py::test_message"].message for report in await asyncio.gather(*runs)]
+
+    first, second = asyncio.run(messages())
+    assert first.startswith("ValueError: [") and first == second
