@@ -88,9 +88,15 @@ def _read_toml(path: Path) -> dict[str, Any]:
         return {}
 
 
+class _CaseSensitiveParser(configparser.RawConfigParser):
+    """Keeps the case of names, which those of entry points need."""
+
+    def optionxform(self, optionstr: str) -> str:
+        return optionstr
+
+
 def _read_ini(path: Path) -> dict[str, dict[str, str]]:
-    parser = configparser.RawConfigParser(strict=False, delimiters=("=",))
-    parser.optionxform = str  # names of entry points have upper and lower case
+    parser = _CaseSensitiveParser(strict=False, delimiters=("=",))
     try:
         parser.read(path, encoding="utf-8")
     except (configparser.Error, UnicodeDecodeError):

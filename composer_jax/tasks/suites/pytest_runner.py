@@ -194,7 +194,6 @@ def become_pytest(order, scratch, lines, log):
             tracer = types.ModuleType("composer_tracer")
             exec(compile(order["tracer"], "composer_tracer", "exec"), tracer.__dict__)
             plugins.append(tracer.plugin(plugins[0].say))
-        plugins.append(Neutralizer())
         files = [path for path in order["files"] if os.path.exists(path)]
         if not files and order["files"]:
             raise FileNotFoundError("none of the test files is there")
@@ -203,7 +202,8 @@ def become_pytest(order, scratch, lines, log):
         junit = os.path.join(scratch, "junit.xml")
         cache = f"cache_dir={os.path.join(scratch, 'cache')}"
         options = ["-rfEs", "-o", cache, f"--junitxml={junit}", "--continue-on-collection-errors", "--maxfail=0"]
-        code = int(pytest.main([*with_cache(order["arguments"]), *options, *files], plugins=plugins))
+        arguments = [*with_cache(order["arguments"]), *options, *files]
+        code = int(pytest.main(arguments, plugins=[*plugins, Neutralizer()]))
         plugins[0].ended(code)
     except (
         BaseException
