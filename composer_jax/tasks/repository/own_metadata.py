@@ -96,7 +96,7 @@ class _CaseSensitiveParser(configparser.RawConfigParser):
 
 
 def _read_ini(path: Path) -> dict[str, dict[str, str]]:
-    parser = _CaseSensitiveParser(strict=False, delimiters=("=",))
+    parser = _CaseSensitiveParser(strict=False)
     try:
         parser.read(path, encoding="utf-8")
     except (configparser.Error, UnicodeDecodeError):
