@@ -217,10 +217,12 @@ def become_pytest(order, scratch, lines, log):
 
 def with_cache(arguments):
     """Returns the arguments without "-p no:cacheprovider", which makes pytest refuse addopts such as --failed-first."""
-    kept = list(arguments)
-    while "no:cacheprovider" in kept:
-        index = kept.index("no:cacheprovider")
-        del kept[index - 1 : index + 1]
+    kept = []
+    for word in arguments:
+        if word == "no:cacheprovider" and kept[-1:] == ["-p"]:
+            kept.pop()
+        else:
+            kept.append(word)
     return kept
 
 
