@@ -298,7 +298,10 @@ class Witness:
 
 
 class Neutralizer:
-    """Plugin that gives the options in NEUTRAL their values, before any other plugin reads them."""
+    """Plugin that gives the options in NEUTRAL their values, before any other plugin reads them.
+
+    It also switches off the limits of hypothesis on time, which a right solution exceeds on a busy machine.
+    """
 
     def pytest_load_initial_conftests(self, early_config):
         self.neutralize(early_config.known_args_namespace)
@@ -307,6 +310,16 @@ class Neutralizer:
     def pytest_cmdline_main(self, config):
         self.neutralize(config.option)
         yield
+
+    def pytest_sessionstart(self, session):
+        if session.config.pluginmanager.hasplugin("hypothesispytest"):
+            import hypothesis
+
+            own = hypothesis.settings.default.suppress_health_check
+            checks = [*own, hypothesis.HealthCheck.too_slow]
+            timeless = hypothesis.settings(deadline=None, suppress_health_check=checks)
+            hypothesis.settings.register_profile("composer", timeless)
+            hypothesis.settings.load_profile("composer")
 
     def neutralize(self, options):
         for name, value in NEUTRAL.items():

@@ -100,10 +100,14 @@ def test_last(): pass
     assert ("test_slow" in outcomes) == ("not slow" not in addopts)
 
 
-def test_hypothesis_draws_the_same_examples_in_every_run(pool, plugins, tmp_path):
+def test_hypothesis_draws_the_same_examples_in_every_run_and_may_be_slow(pool, plugins, tmp_path):
     text = """
-from hypothesis import given, strategies as st
+import time
+from hypothesis import given, settings, strategies as st
 DRAWN = []
+@settings(max_examples=2)
+@given(st.booleans())
+def test_slow(x): time.sleep(0.3)
 @given(st.integers(0, 10**9))
 def test_drawn(x): DRAWN.append(x)
 def test_message(): raise ValueError(DRAWN[-9:])
@@ -113,7 +117,8 @@ def test_message(): raise ValueError(DRAWN[-9:])
     async def messages():
         command = SuiteGrader(("a",)).command
         runs = [run_test_suite(pool, repository, plugins, command, timeout_s=20) for _ in range(2)]
-        return [report.tests["test_all.py::test_message"].message for report in await asyncio.gather(*runs)]
+        return [{name: test.message for name, test in report.tests.items()} for report in await asyncio.gather(*runs)]
 
     first, second = asyncio.run(messages())
-    assert first.startswith("ValueError: [") and first == second
+    assert first["test_all.py::test_message"].startswith("ValueError: [") and first == second
+    assert first["test_all.py::test_slow"] == ""
