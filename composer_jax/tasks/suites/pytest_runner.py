@@ -315,7 +315,7 @@ class Neutralizer:
         if session.config.pluginmanager.hasplugin("hypothesispytest"):
             import hypothesis
 
-            own = hypothesis.settings.default.suppress_health_check
+            own = hypothesis.settings().suppress_health_check
             checks = [*own, hypothesis.HealthCheck.too_slow]
             timeless = hypothesis.settings(deadline=None, suppress_health_check=checks)
             hypothesis.settings.register_profile("composer", timeless)
