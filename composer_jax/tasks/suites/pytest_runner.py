@@ -35,11 +35,6 @@ import types  # noqa: E402
 import xml.etree.ElementTree as ElementTree  # noqa: E402
 import zlib  # noqa: E402
 
-PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
-WATCHED = ("pytest", "_pytest", "pluggy", "unittest")
-LOG_BYTES = 6000
-MESSAGE_CHARACTERS = 300
-INDEX = "composer_index"
 # Options by which a repository's addopts would make the report incomplete: destination -> the value that it gets.
 NEUTRAL = {
     "numprocesses": 0,  # pytest-xdist: its workers do not report to the plugin
@@ -57,6 +52,12 @@ NEUTRAL = {
     "randomly_seed": 0,  # pytest-randomly: the same order in every run
     "hypothesis_seed": "0",  # the same examples in every run
 }
+
+PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
+WATCHED = ("pytest", "_pytest", "pluggy", "unittest")
+LOG_BYTES = 6000
+MESSAGE_CHARACTERS = 300
+INDEX = "composer_index"
 
 
 def main():
