@@ -377,6 +377,15 @@ def test_only_tests_in_test_files_are_reliable():
     assert find_unreliable_tests([report, other])["tests/test_a.py::test_a"] == "passed, not collected"
 
 
+def test_a_suite_may_start_a_hundred_threads(large_pool, packages, tmp_path):
+    text = (
+        "import threading\n\ndef test_threads():\n    together = threading.Barrier(101)\n    for _ in range(100):\n"
+        "        threading.Thread(target=together.wait).start()\n    together.wait()\n"
+    )
+    suite = lay(tmp_path / "suite", {"test_all.py": text})
+    assert asyncio.run(run_baseline(suite, tmp_path / "root", large_pool, packages, runs=1)).tests
+
+
 def test_a_repository_without_a_commit_has_tasks(large_pool, packages, tmp_path):
     root = lay(tmp_path / "shop", FILES)
     subprocess.run(["git", "init", "--quiet"], cwd=root, check=True)
