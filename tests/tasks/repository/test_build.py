@@ -127,7 +127,10 @@ STABLE = tuple(f"tests/test_cart.py::test_{name}" for name in ("add", "limit", "
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory):
-    return lay(tmp_path_factory.mktemp("made") / "shop", FILES)
+    """A git repository without a commit."""
+    root = lay(tmp_path_factory.mktemp("made") / "shop", FILES)
+    subprocess.run(["git", "init", "--quiet"], cwd=root, check=True)
+    return root
 
 
 @pytest.fixture(scope="module")
@@ -384,13 +387,6 @@ def test_a_suite_may_start_a_hundred_threads(large_pool, packages, tmp_path):
     )
     suite = lay(tmp_path / "suite", {"test_all.py": text})
     assert asyncio.run(run_baseline(suite, tmp_path / "root", large_pool, packages, runs=1)).tests
-
-
-def test_a_repository_without_a_commit_has_tasks(large_pool, packages, tmp_path):
-    root = lay(tmp_path / "shop", FILES)
-    subprocess.run(["git", "init", "--quiet"], cwd=root, check=True)
-    request = BuildRequest(root, tmp_path / "out", 1, packages=packages, runs=1, min_passing=1)
-    assert len(asyncio.run(build(request, large_pool)).tasks) == 1
 
 
 def test_commits_are_undone_under_the_tests_that_came_with_them(large_pool, packages, tmp_path):
