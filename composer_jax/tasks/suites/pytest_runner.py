@@ -38,6 +38,24 @@ import types  # noqa: E402
 import xml.etree.ElementTree as ElementTree  # noqa: E402
 import zlib  # noqa: E402
 
+# Options by which a repository's addopts would make the report incomplete: destination -> the value that it gets.
+NEUTRAL = {
+    "numprocesses": 0,  # pytest-xdist: its workers do not report to the plugin
+    "distload": False,
+    "tx": [],
+    "looponfail": False,
+    "no_cov": True,  # pytest-cov: low coverage changes the exit status
+    "reruns": 0,  # pytest-rerunfailures: a phase is reported once
+    "force_reruns": None,
+    "stepwise": False,  # stops at the first failure
+    "stepwise_skip": False,
+    "stepwise_reset": False,
+    "forked": False,  # pytest-forked
+    "usepdb": False,  # waits for a person
+    "randomly_seed": 0,  # pytest-randomly: the same order in every run
+    "hypothesis_seed": "0",  # the same examples in every run
+}
+
 PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
 WATCHED = ("pytest", "_pytest", "pluggy", "unittest")
 LOG_BYTES = 6000
@@ -221,6 +239,10 @@ def become_pytest(order, scratch, lines, log):
 
         for name in default_plugins:
             importlib.import_module(f"_pytest.{name}")
+        # Outermost, so that it sees what options such as -m and the conftest files have left.
+        pytest.hookimpl(hookwrapper=True, tryfirst=True)(Witness.pytest_collection_modifyitems)
+        pytest.hookimpl(hookwrapper=True)(Neutralizer.pytest_load_initial_conftests)
+        pytest.hookimpl(hookwrapper=True)(Neutralizer.pytest_cmdline_main)
         pytest.hookimpl(tryfirst=True)(Witness.pytest_load_initial_conftests)
         pytest.hookimpl(hookwrapper=True)(Witness.pytest_runtest_makereport)
         plugins = [Witness(lines, order)]
@@ -234,8 +256,10 @@ def become_pytest(order, scratch, lines, log):
         sys.path.insert(0, os.getcwd())
         sys.argv = ["pytest"]
         junit = os.path.join(scratch, "junit.xml")
-        options = ["-p", "no:cacheprovider", f"--junitxml={junit}", "--continue-on-collection-errors", "--maxfail=0"]
-        code = int(pytest.main([*order["arguments"], *options, *files], plugins=plugins))
+        cache = f"cache_dir={os.path.join(scratch, 'cache')}"
+        options = ["-rfEs", "-o", cache, f"--junitxml={junit}", "--continue-on-collection-errors", "--maxfail=0"]
+        arguments = [*with_cache(order["arguments"]), *options, *files]
+        code = int(pytest.main(arguments, plugins=[*plugins, Neutralizer()]))
         plugins[0].ended(code)
     except (
         BaseException
@@ -245,6 +269,17 @@ def become_pytest(order, scratch, lines, log):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def with_cache(arguments):
+    """Returns the arguments without "-p no:cacheprovider", which makes pytest refuse addopts such as --failed-first."""
+    kept = []
+    for word in arguments:
+        if word == "no:cacheprovider" and kept[-1:] == ["-p"]:
+            kept.pop()
+        else:
+            kept.append(word)
+    return kept
 
 
 class Witness:
@@ -278,6 +313,7 @@ class Witness:
             self.say(uncollected=report.nodeid, message=str(report.longrepr)[-2000:])
 
     def pytest_collection_modifyitems(self, session, config, items):
+        yield
         if self.ids is not None:
             kept, rest = [], []
             for item in items:
@@ -350,6 +386,36 @@ class Witness:
 
     def ended(self, code):
         self.say(ended=code, changed=self.changed())
+
+
+class Neutralizer:
+    """Plugin that gives the options in NEUTRAL their values, before any other plugin reads them.
+
+    It also switches off the limits of hypothesis on time, which a right solution exceeds on a busy machine.
+    """
+
+    def pytest_load_initial_conftests(self, early_config):
+        self.neutralize(early_config.known_args_namespace)
+        yield
+
+    def pytest_cmdline_main(self, config):
+        self.neutralize(config.option)
+        yield
+
+    def pytest_sessionstart(self, session):
+        if session.config.pluginmanager.hasplugin("hypothesispytest"):
+            import hypothesis
+
+            own = hypothesis.settings().suppress_health_check
+            checks = [*own, hypothesis.HealthCheck.too_slow]
+            timeless = hypothesis.settings(deadline=None, suppress_health_check=checks)
+            hypothesis.settings.register_profile("composer", timeless)
+            hypothesis.settings.load_profile("composer")
+
+    def neutralize(self, options):
+        for name, value in NEUTRAL.items():
+            if hasattr(options, name):
+                setattr(options, name, value)
 
 
 def must_fail():
