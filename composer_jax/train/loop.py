@@ -142,7 +142,7 @@ def fit(
       heldout_sources: name -> one pass over further held-out data, measured at the same steps as `heldout`, in columns
         heldout_NAME_nll and so on.
       evaluation: runs after every step that it is due at, and when the run goes on from the checkpoint of such a step.
-      trace: of some of the steps.
+      trace: traces its steps.
 
     An interrupt saves a checkpoint after the current step and its evaluation, a second one ends the run at once. A row
     is written when the next step has started (several processes: at once; gradients added by the host: when the next

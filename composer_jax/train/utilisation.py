@@ -12,7 +12,7 @@ from composer_jax.parallel.chips import peak_flops
 
 @dataclasses.dataclass(frozen=True)
 class Utilisation:
-    """What a training step computes, against what its devices can."""
+    """Computes the MFU of training steps."""
 
     config: ModelConfig
     peak: float

@@ -69,7 +69,9 @@ def main():
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphans of the pytest process become our children
     scratch = tempfile.mkdtemp()
-    before, declared = fingerprint(order["files"]), {path: declarations(path) for path in order["files"]}
+    before = fingerprint(order["files"])
+    names = {function_of(test) for test in order["ids"] or ()}
+    declared = {path: declarations(path, names, order["test_folders"]) for path in order["files"]}
     lines, lines_end = os.pipe()
     log = os.open(os.path.join(scratch, "log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     pid = os.fork()
@@ -107,27 +109,55 @@ def fingerprint(files):
     return digests
 
 
-def declarations(path):
+def function_of(test):
+    """Returns the name of the function in a test id."""
+    return test.partition("[")[0].rpartition("::")[2]
+
+
+def declarations(path, names, test_folders):
     """Returns {"functions": names in a test file, "xfail", "skip": names of those that mention such a mark}.
 
-    A mark outside functions, or in a conftest.py beside or above the file, may be one of any test: True. None for a
-    file that is not Python.
+    A function mentions what it imports from a file in a test folder mentions. A mark outside functions, or in a
+    conftest.py beside or above the file, may be one of any test: True. None for a file that is not Python.
+
+    names: functions to tell of. test_folders: names of folders with tests.
     """
     folder, above = os.path.dirname(path), []
     while folder not in above:
         above.append(folder)
         folder = os.path.dirname(folder)
     try:
-        functions, rest = split_functions(read_text(path))
+        functions, rest, imported = split_functions(read_text(path))
         texts = [read_text(os.path.join(folder, "conftest.py")) for folder in above]
+        helpers = {name: helper_text(path, *source, test_folders) for name, source in imported.items()}
     except (OSError, SyntaxError, ValueError, RecursionError):
         return None
+
+    def mentions(pattern, text):
+        used = (helper for name, helper in helpers.items() if helper and re.search(rf"\b{re.escape(name)}\b", text))
+        return bool(pattern.search(text)) or any(map(pattern.search, used))
+
     rest += "".join(texts)
+    functions = {name: text for name, text in functions.items() if name in names}
     marks = {
-        mark: bool(pattern.search(rest)) or sorted(name for name, text in functions.items() if pattern.search(text))
+        mark: mentions(pattern, rest) or sorted(name for name, text in functions.items() if mentions(pattern, text))
         for mark, pattern in MARKS.items()
     }
     return {"functions": sorted(functions), **marks}
+
+
+def helper_text(path, modules, level, test_folders):
+    """Returns the text of those of the modules that lie in a test folder, as a test file imports them."""
+    folder = os.path.dirname(path)
+    for _ in range(level - 1):
+        folder = os.path.dirname(folder)
+    texts = []
+    for module in modules:
+        file = module.replace(".", "/")
+        places = (os.path.join(base, file) for base in ((folder,) if level else ("", folder)))
+        files = [os.path.normpath(place + end) for place in places for end in (".py", "/__init__.py")]
+        texts += [read_text(file) for file in dict.fromkeys(files) if {*file.split("/")} & {*test_folders}]
+    return "\n".join(texts)
 
 
 def read_text(path):
@@ -140,17 +170,24 @@ def read_text(path):
 
 
 def split_functions(text):
-    """Returns function name -> source, with its decorators, and the source outside functions and imports."""
-    functions, rest, nodes = {}, [], list(ast.parse(text).body)
+    """Returns function name -> source, with its decorators; the source outside functions and imports; and imported
+    name -> (modules of which one has it, level of ast.ImportFrom)."""
+    functions, rest, imported, nodes = {}, [], {}, list(ast.parse(text).body)
     for node in nodes:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             functions[node.name] = functions.get(node.name, "") + ast.unparse(node)
         elif isinstance(node, ast.ClassDef):
             nodes += node.body
             rest += [ast.unparse(part) for part in (*node.decorator_list, *node.bases, *node.keywords)]
-        elif not isinstance(node, (ast.Import, ast.ImportFrom)):
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:  # of a module, or a module of a package
+                modules = [node.module, f"{node.module}.{alias.name}"] if node.module else [alias.name]
+                imported[alias.asname or alias.name] = modules, node.level
+        elif isinstance(node, ast.Import):
+            imported |= {alias.asname or alias.name.partition(".")[0]: ([alias.name], 0) for alias in node.names}
+        else:
             rest.append(ast.unparse(node))
-    return functions, "\n".join(rest)
+    return functions, "\n".join(rest), imported
 
 
 def listen(pid, lines):
@@ -350,7 +387,7 @@ class Witness:
         outcome.get_result().composer_through = [] if info is None else self.files_through(info.value)
 
     def files_through(self, exception):
-        """Returns relative paths, the outermost first; none for exceptions that do not end a test without a failure."""
+        """Returns relative paths; none for exceptions that do not end a test without a failure."""
         import unittest
 
         import pytest
@@ -368,7 +405,7 @@ class Witness:
             trace = trace.tb_next
         # pytest raises an exception of its own where it handles unittest's.
         inner = exception.__context__
-        return paths if paths or inner is None else self.files_through(inner)
+        return sorted({*paths}) if paths or inner is None else self.files_through(inner)
 
     def pytest_runtest_logreport(self, report):
         crash = getattr(report.longrepr, "reprcrash", None)

@@ -11,7 +11,7 @@ from composer_jax.errors import UserError
 from composer_jax.sandbox import Change, Sandbox, SandboxFileError, SandboxLimits, SandboxPool
 from composer_jax.tasks.retry import apply_layers, retry_if_sandbox_dies
 from composer_jax.tasks.suites import judge
-from composer_jax.tasks.suites.protected import is_protected
+from composer_jax.tasks.suites.protected import FOLDERS, is_protected
 
 DECOYS = 3
 SUITE_LIMITS = SandboxLimits(
@@ -107,6 +107,7 @@ async def run_test_suite(
         "prefixes": list(filter(judge.is_truncated, tests or ())),
         "secret": secret,
         "decoys": DECOYS,
+        "test_folders": FOLDERS,
         "tracer": tracer,
     }
     tree, installed = await pool.trees.get(repository), await pool.trees.get(packages)

@@ -141,6 +141,62 @@ def test_skips_and_expected_failures_count_as_such_if_the_tests_declare_them(poo
     assert "shop.py raised the exception" in report.tests["tests/test_skips.py::test_code_skips"].message
 
 
+MOCKS = """
+import pytest, unittest, unittest.mock
+add = unittest.mock.MagicMock(side_effect=pytest.xfail.Exception("no"))
+sub = unittest.mock.MagicMock(side_effect=unittest.SkipTest("no"))
+"""
+OF_MOCKS = """
+import unittest
+from shop import add, sub
+def test_add(): assert add(1, 2) == 3
+class TestSub(unittest.TestCase):
+    def test_parts(self):
+        for i in range(2):
+            with self.subTest(i=i):
+                self.assertEqual(sub(i), 5)
+    def test_whole(self):
+        self.assertEqual(sub(1), 5)
+"""
+HELPERS = """
+import pytest
+known_bug = pytest.mark.xfail(reason="known")
+requires_numpy = pytest.mark.skipif(True, reason="no numpy")
+def need_network(): pytest.skip("no network")
+@pytest.mark.xfail
+class Base: pass
+def helps(): pass
+"""
+OF_HELPERS = """
+from tests import helpers
+from tests.helpers import known_bug as bug, requires_numpy, Base
+@bug
+def test_bug(): assert 0
+@requires_numpy
+def test_numpy(): pass
+def test_network(): helpers.need_network()
+class TestBase(Base):
+    def test_base(self): assert 0
+"""
+
+
+def test_marks_come_from_the_files_of_tests_and_not_from_objects_of_the_code(pool, packages, tmp_path):
+    """A test's own frame is in the trace of every exception, so the trace alone does not tell who raises it."""
+    files = {"shop.py": MOCKS, "tests/test_mocks.py": OF_MOCKS, "tests/helpers.py": HELPERS}
+    files |= {"tests/__init__.py": "", "tests/test_helpers.py": OF_HELPERS}
+    repository = lay(tmp_path, files)
+    mocked = [f"tests/test_mocks.py::{name}" for name in ("test_add", "TestSub::test_parts", "TestSub::test_whole")]
+    names = ("test_bug", "test_numpy", "test_network", "TestBase::test_base")
+    helped = [f"tests/test_helpers.py::{name}" for name in names]
+    command = SuiteGrader(("a",)).command
+    run = run_test_suite(pool, repository, packages, command, timeout_s=10, tests=[*mocked, *helped])
+    report = asyncio.run(run)
+    assert report.problem is None, report.log
+    assert [report.tests[test].outcome for test in mocked] == [judge.ENDED_BY_CODE] * 3
+    outcomes = [judge.XFAILED, judge.SKIPPED, judge.SKIPPED, judge.XFAILED]
+    assert [report.tests[test].outcome for test in helped] == outcomes
+
+
 def test_only_commands_of_pytest_are_accepted():
     assert pytest_arguments(("pytest", "-q")) == ["-q"]
     with pytest.raises(UserError, match="'make test' does not begin with python -m pytest"):
