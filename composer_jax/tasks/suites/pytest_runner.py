@@ -129,7 +129,7 @@ def declarations(path, names, test_folders):
     try:
         functions, rest, imported = split_functions(read_text(path))
         texts = [read_text(os.path.join(folder, "conftest.py")) for folder in above]
-        helpers = {name: helper_text(path, *source, test_folders) for name, source in imported.items()}
+        helpers = {name: helper_text(path, modules, level, test_folders) for name, (modules, level) in imported.items()}
     except (OSError, SyntaxError, ValueError, RecursionError):
         return None
 
