@@ -146,7 +146,8 @@ async def run_baseline(
     tests = tuple(test for test in reports[0].tests if test not in unreliable)
     if not tests:
         first = min(unreliable)
-        message = next((report.tests[first].message for report in reports if first in report.tests), "")
+        messages = (report.tests[first].message for report in reports if first in report.tests)
+        message = next(filter(None, messages), "")
         reason = add_remedy(f"{first} ({unreliable[first]}): {telling_line(message)}")
         raise UserError(f"no test of {repository} passed in all of {runs} runs; the first: {reason}")
     return BaselineRun(

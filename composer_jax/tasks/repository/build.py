@@ -104,7 +104,7 @@ class BuildRequest:
 @dataclass(frozen=True)
 class BuildResult:
     """tasks: the written folders, in order. kinds: kind -> tasks. rejected: gate -> candidates that it rejected. tests:
-    of the suite that pass every time. uncollected: test file that cannot be imported -> why."""
+    number of tests that pass in every run. uncollected: test file that cannot be imported -> why."""
 
     tasks: tuple[Path, ...]
     kinds: Counter[str]
@@ -148,7 +148,7 @@ def install(requirements: Sequence[str], folder: Path) -> Path:
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no message"]
         raise UserError(f"pip could not install {' '.join(requirements)}: {lines[-1].strip()}")
-    for script in (folder / "bin").glob("*"):
+    for script in filter(Path.is_file, (folder / "bin").glob("*")):  # a __pycache__ may lie there, too
         text = script.read_bytes()
         if text.startswith(f"#!{sys.executable}".encode()):  # which a sandbox lacks
             script.write_bytes(b"#!/usr/bin/env python\n" + text.partition(b"\n")[2])

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import subprocess
+import zipfile
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from composer_jax.errors import UserError
 from composer_jax.sandbox import LocalSandboxPool
 from composer_jax.tasks.formats import read_tasks
 from composer_jax.tasks.harbor import read_task
+from composer_jax.tasks.repository import baseline_run
 from composer_jax.tasks.repository.baseline_run import (
     find_unreliable_tests,
     own_import_names,
@@ -20,7 +22,7 @@ from composer_jax.tasks.repository.baseline_run import (
     suite_command,
     trace_calls,
 )
-from composer_jax.tasks.repository.build import BuildRequest, build
+from composer_jax.tasks.repository.build import BuildRequest, build, install
 from composer_jax.tasks.repository.candidate import make_candidate
 from composer_jax.tasks.repository.gates import break_suite, exception_type
 from composer_jax.tasks.repository.leaks import ReadableFiles
@@ -378,6 +380,30 @@ def test_only_tests_in_test_files_are_reliable():
     assert list(find_unreliable_tests([report, report])) == ["pkg/a.py::pkg.a.f"]
     other = SuiteReport({}, {}, None, "")
     assert find_unreliable_tests([report, other])["tests/test_a.py::test_a"] == "passed, not collected"
+
+
+def test_the_error_has_the_message_of_the_run_in_which_the_test_failed(monkeypatch, tmp_path):
+    outcomes = iter([TestResult(PASSED), TestResult("failed", message="E   AssertionError: late")])
+
+    async def run_test_suite(*args, **kwargs):
+        return SuiteReport({"test_a.py::test_a": next(outcomes)}, {}, None, "")
+
+    monkeypatch.setattr(baseline_run, "run_test_suite", run_test_suite)
+    suite = lay(tmp_path / "suite", {"test_a.py": ""})
+    with pytest.raises(UserError, match=r"the first: test_a.py::test_a \(passed, failed\): AssertionError: late"):
+        asyncio.run(run_baseline(suite, tmp_path / "root", None, None, runs=2))
+
+
+def test_scripts_are_installed_beside_a_folder(tmp_path):
+    wheel = tmp_path / "shop-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("shop-1.0.data/scripts/shop.py", "#!python\nprint('shop')\n")
+        archive.writestr("shop-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: shop\nVersion: 1.0\n")
+        archive.writestr("shop-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr("shop-1.0.dist-info/RECORD", "shop-1.0.data/scripts/shop.py,,\n")
+    scripts = install([str(wheel)], tmp_path / "packages") / "bin"
+    assert (scripts / "__pycache__").is_dir()  # pip compiles a script whose name ends with .py
+    assert (scripts / "shop.py").read_text() == "#!/usr/bin/env python\nprint('shop')\n"
 
 
 def test_a_suite_may_start_a_hundred_threads(large_pool, packages, tmp_path):
