@@ -9,6 +9,8 @@ Outcomes = Iterator[tuple[str, str]]
 """(test name, outcome) pairs."""
 Parser = Callable[[list[str]], Outcomes]
 """Parses the lines of a log, without colours and line ends."""
+NAME = r"(?P<name>\S.*?)"
+"""Pattern of the name of a test, as short as what follows allows."""
 _GROUPS = {"passed": PASSED, "failed": FAILED, "skipped": SKIPPED, "xfailed": XFAILED}
 
 

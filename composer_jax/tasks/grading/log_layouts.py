@@ -2,9 +2,10 @@
 
 import re
 import xml.etree.ElementTree as ElementTree
+from collections import deque
 
 from composer_jax.tasks.grading.line_format import LineFormat, Outcomes, outcome_of_match
-from composer_jax.tasks.suites.judge import FAILED, PASSED, SKIPPED, XFAILED, is_truncated
+from composer_jax.tasks.suites.judge import FAILED, PASSED, SKIPPED, XFAILED
 
 SYMPY_WORD = r"(?:(?P<passed>ok)|(?P<failed>[FEXT])|(?P<xfailed>f)|(?P<skipped>[sw]))(?: +\[(?:OK|FAIL)\])?"
 """What sympy's runner prints behind the name of a test."""
@@ -21,8 +22,10 @@ _WORD = rf"(?P<word>{'|'.join(_PYTEST_WORDS)})"
 _SUMMARY_LINE = re.compile(rf"{_WORD} (?P<name>\S.*)")
 # Of pytest 9, and of the plugin pytest-subtests before: the summary has the test as passed as well.
 _FAILED_SUBTEST = re.compile(r"(?:SUBFAILED.*?|.*? SUBFAIL) (?P<name>[^\s:]+::\S.*)")
+_PERCENT = r"(?: +\[ *\d+%\])?"
 _PROGRESS_LINES = (
-    re.compile(rf"(?P<name>[^\s:]+::\S.*?) {_WORD}(?: \(.*\))?(?: +\[ *\d+%\])?"),
+    re.compile(rf"(?P<name>[^\s:]+::\S.*?) {_WORD}{_PERCENT}"),
+    re.compile(rf"(?=.*\){_PERCENT}$)(?P<name>[^\s:]+::\S.*?) {_WORD} \(.*"),  # with a reason
     re.compile(rf"\[gw\d+\](?: \[ *\d+%\])? {_WORD} (?P<name>[^\s:]+::\S.*)"),  # of pytest-xdist
 )
 _HEADING = re.compile(r"=+ (\S.*) =+")
@@ -60,9 +63,20 @@ def _of_summary(word: str, rest: str) -> Outcomes:
     """Yields the test of a line of the summary, whose reason follows " - " behind the id."""
     if word == "SKIPPED" and rest.startswith("["):  # "SKIPPED [2] file:line: reason" names no test
         return
-    parts = [] if word == "PASSED" else rest.split(" - ")
-    ids = (" - ".join(parts[:count]) for count in range(1, len(parts)))
-    yield next((test for test in ids if not is_truncated(test)), rest), _PYTEST_WORDS[word]
+    yield rest if word == "PASSED" else _id_before_reason(rest), _PYTEST_WORDS[word]
+
+
+def _id_before_reason(text: str) -> str:
+    """Returns the text before the first " - " at which its brackets are closed (judge.is_truncated), or all of it."""
+    opened = closed = start = 0
+    for separator in re.finditer(" - ", text):
+        end = separator.start()
+        opened += text.count("[", start, end)
+        closed += text.count("]", start, end)
+        start = end
+        if not opened or (text[end - 1] == "]" and opened <= closed):
+            return text[:end]
+    return text
 
 
 def parse_pytest_options(lines: list[str]) -> Outcomes:
@@ -236,8 +250,8 @@ _DTEST = re.compile(r"-Dtest=(\S+)")
 _BUILD_END = re.compile(r"BUILD (SUCCESS|FAILURE)\b")
 _RUNNING = re.compile(r"(?:\[INFO\] )?Running (?P<name>[\w.$]+)")
 _CLASS = re.compile(
-    r"(?:\[\w+\] )?Tests run: (?P<run>\d+), Failures: (?P<failures>\d+), Errors: (?P<errors>\d+), Skipped: "
-    r"(?P<skips>\d+), Time elapsed: [\d.,]+ s(?:ec)?(?: <<< \w+!)?(?: --? in (?P<name>[\w.$]+))?"
+    r"(?:\[\w+\] )?Tests run: (?P<run>\d{1,9}), Failures: (?P<failures>\d{1,9}), Errors: (?P<errors>\d{1,9}), "
+    r"Skipped: (?P<skips>\d{1,9}), Time elapsed: [\d.,]+ s(?:ec)?(?: <<< \w+!)?(?: --? in (?P<name>[\w.$]+))?"
 )
 _METHOD = re.compile(
     r"(?:\[\w+\] )?(?P<name>\S.*?)(?: --)? {1,2}Time elapsed: [\d.,]+ s(?:ec)? +<<< (?:FAILURE|ERROR)!"
@@ -249,13 +263,13 @@ def parse_maven(lines: list[str]) -> Outcomes:
 
     SWE-bench runs each test by itself under `set -x`: then the test of each -Dtest= has the outcome of its build.
     """
-    pending: list[str] = []
+    pending: deque[str] = deque()
     running = ""
     for line in map(str.strip, lines):
         if match := _DTEST.search(line):
             pending.append(match[1])
         if (match := _BUILD_END.search(line)) and pending:
-            yield pending.pop(0), PASSED if match[1] == "SUCCESS" else FAILED
+            yield pending.popleft(), PASSED if match[1] == "SUCCESS" else FAILED
         if match := _RUNNING.fullmatch(line):
             running = match["name"]
         elif (match := _CLASS.fullmatch(line)) and int(match["run"]):
@@ -268,18 +282,34 @@ def parse_maven(lines: list[str]) -> Outcomes:
 
 def parse_doctest(lines: list[str]) -> Outcomes:
     """Parses the XML reporter of doctest (C++): "test case > subcase", and the test case by itself."""
-    text = "\n".join(lines)
-    start, end = text.find("<doctest "), text.rfind("</doctest>")
-    try:
-        root = ElementTree.fromstring(text[start:] if end < 0 else text[start : end + len("</doctest>")])
-    except (ElementTree.ParseError, ValueError):
-        return
-    for case in root.iter("TestCase"):
+    for document in "\n".join(lines).split("<doctest ")[1:]:
+        body, end, _ = document.rpartition("</doctest>")
+        try:
+            root = ElementTree.fromstring(f"<doctest {body}{end}")
+        except (ElementTree.ParseError, ValueError):
+            continue
+        yield from _of_doctest(root)
+
+
+def _of_doctest(root: ElementTree.Element) -> Outcomes:
+    for case in root.iterfind("*/TestCase"):
         results = case.find("OverallResultsAsserts")
         if case.get("skipped") == "true" or results is None:
             yield case.get("name", ""), SKIPPED
             continue
         yield case.get("name", ""), PASSED if results.get("test_case_success") == "true" else FAILED
+        failed = _with_failures(case)
         for subcase in case.iter("SubCase"):
-            failed = any(entry.get("success") == "false" for entry in subcase.iter("Expression"))
-            yield f"{case.get('name', '')} > {subcase.get('name', '')}", FAILED if failed else PASSED
+            yield f"{case.get('name', '')} > {subcase.get('name', '')}", FAILED if subcase in failed else PASSED
+
+
+def _with_failures(case: ElementTree.Element) -> set[ElementTree.Element]:
+    """Returns the elements in which an expression failed, at any depth."""
+    parents = {child: parent for parent in case.iter() for child in parent}
+    failed: set[ElementTree.Element] = set()
+    for entry in case.iter("Expression"):
+        element = entry if entry.get("success") == "false" else None
+        while element is not None and element not in failed:
+            failed.add(element)
+            element = parents.get(element)
+    return failed
