@@ -24,7 +24,7 @@ class LineFormat:
         part, of `passed`, `failed`, `skipped` and `xfailed`, is its outcome. A line that several patterns match names
         the test in several spellings.
       begun: pattern of a line with the name of a test whose word follows on a line of its own, below what the test
-        printed. word: pattern of that line.
+        printed. The code under test can print such words too, so all of them count. word: pattern of that line.
       until: pattern of the line below which nothing is read.
     """
 
@@ -46,7 +46,6 @@ class LineFormat:
                 waiting = None
             elif waiting is not None and self._word and (match := self._word.fullmatch(line)):
                 yield waiting, outcome_of_match(match)
-                waiting = None
             elif self._begun and (match := self._begun.fullmatch(line)):
                 waiting = match["name"]
 

@@ -4,7 +4,7 @@ import re
 import xml.etree.ElementTree as ElementTree
 from collections import deque
 
-from composer_jax.tasks.grading.line_format import LineFormat, Outcomes, outcome_of_match
+from composer_jax.tasks.grading.line_format import NAME, LineFormat, Outcomes, outcome_of_match
 from composer_jax.tasks.suites.judge import FAILED, PASSED, SKIPPED, XFAILED
 
 SYMPY_WORD = r"(?:(?P<passed>ok)|(?P<failed>[FEXT])|(?P<xfailed>f)|(?P<skipped>[sw]))(?: +\[(?:OK|FAIL)\])?"
@@ -174,6 +174,29 @@ def parse_tox(lines: list[str]) -> Outcomes:
     for start, end in zip([0, *starts], [*starts, len(lines)], strict=True):
         yield from parse_pytest(lines[start:end])
         yield from parse_unittest(lines[start:end])
+
+
+_cargo_lines = LineFormat(
+    rf"test {NAME} \.\.\. (?:(?P<passed>ok)|(?P<failed>FAILED)|(?P<skipped>ignored))(?:,.*)?",
+    rf"test {NAME} - should panic \.\.\. (?:(?P<passed>ok)|(?P<failed>FAILED))",
+    rf"(?:(?P<passed>PASS)|(?P<failed>FAIL|TIMEOUT|SIGABRT|SIGSEGV)) \[ *[\d.]+s\] (?:\(.*?\) )?{NAME}",  # nextest
+    begun=rf"test {NAME} \.\.\..*",
+    word=r"(?P<passed>ok)|(?P<failed>FAILED)",
+)
+
+
+def parse_cargo(lines: list[str]) -> Outcomes:
+    """Parses cargo test and cargo-nextest: a line for each test, and the list of those that failed.
+
+    With --nocapture, code under test can print a line that begins another test, which then gets the word of the test
+    that runs. The list names that test.
+    """
+    yield from _cargo_lines(lines)
+    is_list = False
+    for line in lines:
+        is_list = line == "failures:" or (is_list and line.startswith("    "))
+        if is_list and line != "failures:":
+            yield line.strip(), FAILED
 
 
 _KARMA_LINE = re.compile(r"(?P<indent>\s*)(?P<mark>[✔✖])?\s(?P<name>.*)")

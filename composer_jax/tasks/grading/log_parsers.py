@@ -45,6 +45,7 @@ FRAMEWORKS: Mapping[str, Parser] = {
     "sympy": LineFormat(
         rf"(?P<name>test_\w+)(?: .*)? {log_layouts.SYMPY_WORD}",
         r"(?P<failed>)_+ (?P<name>\S*:\w+) _+",  # the heading of a failure
+        r"(?P<failed>)_+ \S*:(?P<name>test_\w+) _+",  # the test itself: its word may stand behind a forged line
         begun=r"(?P<name>test_\w+)(?: .*)?",
         word=log_layouts.SYMPY_WORD,
     ),
@@ -59,13 +60,7 @@ FRAMEWORKS: Mapping[str, Parser] = {
     ),
     "karma": log_layouts.parse_karma,
     "tap": _tap,
-    "cargo": LineFormat(
-        rf"test {NAME} \.\.\. (?:(?P<passed>ok)|(?P<failed>FAILED)|(?P<skipped>ignored))(?:,.*)?",
-        rf"test {NAME} - should panic \.\.\. (?:(?P<passed>ok)|(?P<failed>FAILED))",
-        rf"(?:(?P<passed>PASS)|(?P<failed>FAIL|TIMEOUT|SIGABRT|SIGSEGV)) \[ *[\d.]+s\] (?:\(.*?\) )?{NAME}",  # nextest
-        begun=rf"test {NAME} \.\.\..*",
-        word=r"(?P<passed>ok)|(?P<failed>FAILED)",
-    ),
+    "cargo": log_layouts.parse_cargo,
     "gotest": LineFormat(
         r".*--- (?:(?P<passed>PASS)|(?P<failed>FAIL)|(?P<skipped>SKIP)): (?P<name>\S+)(?: \([\d.]+m?s\))?"
     ),

@@ -42,6 +42,7 @@ GOOD = "test new ... ok\ntest old ... ok\n"
         (START + START + GOOD + END, 0.0, "'>>>>> Start Test Output' more than once"),
         (log_of(GOOD + ">>>>> Test Exit Code: 0\n", 101), 0.0, "it has more than one exit code"),
         (log_of(GOOD + f">>>>> Test Exit Code: {'1' * 5000}\n"), 1.0, "1 of 1 kept"),
+        (log_of("test new ... \nok\nFAILED\ntest old ... ok\n", 101), 0.0, "0 of 1 tests repaired, 1 of 1 kept"),
         (log_of(GOOD, before=">>>>> Patch Apply Failed\n"), 0.0, "it says 'Patch Apply Failed'"),
     ],
 )

@@ -200,6 +200,17 @@ FORMATS = {
         {"TestA": P, "TestB/sub_1": F},
     ),
     "cargo with output": ("cargo", "test a ... hello\nok\ntest b ... FAILED\n", {"a": P, "b": F}),
+    "cargo's list of failures": (
+        "cargo",
+        "test a ... \ntest z ... \nok\nFAILED\ntest b ... \nok\n\nfailures:\n\nfailures:\n    a\n\n"
+        "test result: FAILED. 1 passed; 1 failed\n    x\n",
+        {"a": F, "z": F, "b": P},
+    ),
+    "sympy's list of failures": (
+        "sympy",
+        "test_a \nok\ntest_z z\nF\n\n_____ sympy/core/tests/test_x.py:test_a _____\nTraceback\n",
+        {"test_a": F, "test_z": F, "sympy/core/tests/test_x.py:test_a": F},
+    ),
     "names of ctest": (
         "ctest",
         "1/7 Test #1: a *** b ....   Passed    0.01 sec\n2/7 Test  #2: has  Passed ...   Passed    0.01 sec\n"
@@ -405,6 +416,18 @@ def test_a_long_group_name_is_not_repeated_without_a_limit(parser, log):
 def test_digits_without_end_are_no_count():
     counts = "Failures: 0, Errors: 0, Skipped: 0, Time elapsed: 1 s -- in a.B\n"
     assert parse("maven", f"Tests run: {'1' * 5000}, {counts}Tests run: 1, {counts}") == {"a.B": P}
+
+
+@pytest.mark.parametrize(
+    ("parser", "log", "test"),
+    [
+        ("sympy", "test_a x\nok\nF\n", "test_a"),
+        ("cargo", "test a ... \nok\nFAILED\n", "a"),
+        ("gradle", "T > a()\nPASSED\nFAILED\n", "T > a()"),
+    ],
+)
+def test_a_word_that_a_test_prints_does_not_hide_the_word_of_the_runner(parser, log, test):
+    assert parse(parser, log) == {test: F}
 
 
 def test_the_worst_outcome_of_a_test_counts():
