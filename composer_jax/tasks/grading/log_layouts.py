@@ -3,6 +3,7 @@
 import re
 import xml.etree.ElementTree as ElementTree
 from collections import deque
+from collections.abc import Iterator
 
 from composer_jax.tasks.grading.line_format import NAME, LineFormat, Outcomes, outcome_of_match
 from composer_jax.tasks.suites.judge import FAILED, PASSED, SKIPPED, XFAILED
@@ -211,8 +212,8 @@ def parse_karma(lines: list[str]) -> Outcomes:
     suites: list[str] = []
     depth, started = -1, False
     for line in lines:
-        if line.startswith("SUMMARY:"):
-            return
+        if line.startswith("SUMMARY:"):  # the script may start Karma again
+            suites, depth, started = [], -1, False
         if not started:
             started = "Starting browser" in line
             continue
@@ -243,6 +244,7 @@ def parse_phpunit(lines: list[str]) -> Outcomes:
 
 
 _RSPEC_END = re.compile(r"(?:Pending:.*|Failures:|Finished in .*)")
+_RSPEC_COUNT = re.compile(r"\d+ examples?, ")
 _RSPEC_WORD = re.compile(r"(?=.*\)$)(?P<name>\S.*?) \((?:(?P<failed>FAILED)|(?P<skipped>PENDING)).*")
 
 
@@ -251,11 +253,7 @@ def parse_rspec(lines: list[str]) -> Outcomes:
 
     The name of an example is its full description: those of its groups before it, separated by spaces.
     """
-    end = next((number for number, line in enumerate(lines) if _RSPEC_END.fullmatch(line)), len(lines))
-    above = ["", *lines]
-    # A group without a group around it stands below an empty line; other lines without indentation are output.
-    texts = [line for line, before in zip(lines[:end], above, strict=False) if line[:1] == " " or not before.strip()]
-    texts = [line for line in texts if line.strip()]
+    texts = list(_rspec_texts(lines))
     depths = [len(line) - len(line.lstrip()) for line in texts]
     groups: list[tuple[int, str]] = []
     for text, depth, following in zip(texts, depths, [*depths, 0][1:], strict=True):
@@ -267,6 +265,23 @@ def parse_rspec(lines: list[str]) -> Outcomes:
         elif groups:
             full = " ".join([*(group for _, group in groups), match["name"] if match else name])
             yield full, outcome_of_match(match) if match else PASSED
+
+
+def _rspec_texts(lines: list[str]) -> Iterator[str]:
+    """Yields the lines of groups and examples of all runs, without those between the end of a run and the next run.
+
+    A group without a group around it stands below an empty line; other lines without indentation are output.
+    """
+    has_ended = has_count = False
+    for line, before in zip(lines, ["", *lines], strict=False):
+        is_outermost = bool(line.strip()) and line[:1] != " " and not before.strip()
+        if _RSPEC_END.fullmatch(line):
+            has_ended, has_count = True, False
+        elif has_ended:
+            has_count = has_count or _RSPEC_COUNT.match(line) is not None
+            has_ended = not (has_count and is_outermost)
+        if not has_ended and line.strip() and (is_outermost or line[:1] == " "):
+            yield line
 
 
 _DTEST = re.compile(r"-Dtest=(\S+)")

@@ -54,6 +54,7 @@ FRAMEWORKS: Mapping[str, Parser] = {
     "mocha": LineFormat(
         rf"(?:(?P<passed>[✓✔√])|(?P<failed>\d+\))|(?P<skipped>-)) {NAME}(?: \(\d+m?s\))?",
         until=r"\d+ (?:passing|failing)\b.*",  # below it the failures are listed by their suites
+        resume=r"[✓✔√] .*",
     ),
     "vitest": LineFormat(
         rf"(?:(?P<passed>[✓√])|(?P<failed>[×✗])|(?P<skipped>[↓□])) {NAME}(?: {{1,2}}[\d.]+ ?m?s)?(?: \[skipped\])?",

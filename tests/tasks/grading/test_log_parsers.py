@@ -243,6 +243,26 @@ FORMATS = {
     ),
     "jest as JSON": ("jest_json", "[PASSED] calc adds\n[FAILED] calc breaks\n", {"calc adds": P, "calc breaks": F}),
     "immutable.js": ("immutable_js", "  ✓ adds (3 ms)\n[FAILED] calc breaks\n", {"adds": P, "calc breaks": F}),
+    "mocha twice": (
+        "mocha",
+        "  A\n    ✓ a\n    1) b\n\n  1 passing (3ms)\n  1 failing\n\n  1) A\n       b:\n      - c\n\n  B\n"
+        "    ✓ d\n    - e\n    1) f\n\n  1 passing (3ms)\n  1 failing\n\n  1) B\n",
+        of((P, F, P, S, F), "a; b; d; e; f"),
+    ),
+    "rspec twice": (
+        "rspec",
+        "\nCalc\n  adds\n  breaks (FAILED - 1)\n\nFailures:\n\n  1) Calc breaks\n     Failure/Error: no\n\n"
+        "Note:\n  no example\n\nFinished in 0.1 seconds (files took 0.1 seconds to load)\n2 examples, 1 failure\n\n"
+        "Failed examples:\n\nrspec ./a.rb:1 # Calc breaks\n\nRandomized with seed 1\n\nOther\n  subs\nhello\n"
+        "  fails (FAILED - 1)\n\nFinished in 0.1 seconds\n1 example, 0 failures\n",
+        of((P, F, P, F), "Calc adds; Calc breaks; Other subs; Other fails"),
+    ),
+    "karma twice": (
+        "karma",
+        "Starting browser Chrome\n\n  calc\n    ✔ adds\nSUMMARY:\n✔ 1 test\n"
+        "Starting browser Firefox\n\n  other\n    ✖ breaks\nSUMMARY:\n✖ 1 test\n",
+        {"calc > adds": P, "other > breaks": F},
+    ),
     "karma": (
         "karma",
         "  ✔ before\nStarting browser Chrome\n\n  calc\n    ✔ adds\n    inner\n      ✖ breaks\n  other\n"
