@@ -206,8 +206,8 @@ _KARMA_LINE = re.compile(r"(?P<indent>\s*)(?P<mark>[✔✖])?\s(?P<name>.*)")
 def parse_karma(lines: list[str]) -> Outcomes:
     """Parses Karma's mocha reporter: suites above their tests, "suite > test".
 
-    SWE-bench's names follow two rules that the indentation does not: a suite at the depth of the one before it does not
-    replace that one, and a shallower one closes a suite without opening its own.
+    SWE-bench's names differ from the indentation in two ways. A suite as deep as the suite before it is left out: its
+    tests stay in that suite. A suite that is less deep is left out too, and one suite is closed.
     """
     suites: list[str] = []
     depth, started = -1, False

@@ -25,8 +25,8 @@ _jest = LineFormat(
 _jest_json = LineFormat(rf"\[(?:(?P<passed>PASSED)|(?P<failed>FAILED)|(?P<skipped>PENDING|SKIPPED|TODO))\] {NAME}")
 _tap = LineFormat(
     rf"(?i:(?:not )?ok \d+(?: -)? {NAME} # *(?P<skipped>SKIP|TODO)\b.*)",
-    rf"(?i:(?!.*# *(?:SKIP|TODO))(?:(?P<failed>not ok)|(?P<passed>ok)) \d+ {NAME}(?: # time=[\d.]+m?s)?)",
-    rf"(?i:(?!.*# *(?:SKIP|TODO))(?:(?P<failed>not ok)|(?P<passed>ok)) \d+ - {NAME}(?: # time=[\d.]+m?s)?)",
+    rf"(?i:(?!.* # *(?:SKIP|TODO)\b)(?:(?P<failed>not ok)|(?P<passed>ok)) \d+ {NAME}(?: # time=[\d.]+m?s)?)",
+    rf"(?i:(?!.* # *(?:SKIP|TODO)\b)(?:(?P<failed>not ok)|(?P<passed>ok)) \d+ - {NAME}(?: # time=[\d.]+m?s)?)",
 )
 _MINITEST_WORD = r"(?:(?P<passed>\.)|(?P<failed>[FE])|(?P<skipped>S))"
 _minitest = LineFormat(

@@ -274,6 +274,11 @@ FORMATS = {
         "ok 1 - a # time=1.2ms\nnot ok 2 b\nok 3 - c # SKIP no\n",
         {"a": P, "- a": P, "b": F, "c": S},
     ),
+    "tap's names with a hash": (
+        "tap",
+        "ok 1 foo#skipWhile\nok 2 List#todo returns all\nnot ok 3 issue #12\nok 4 # skip\nnot ok 5 c # TODO later\n",
+        {"foo#skipWhile": P, "List#todo returns all": P, "issue #12": F, "c": S},
+    ),
     "phpunit's namespaces": ("phpunit", "Calc (Acme\\CalcTest)\n ✔ Adds [0.12 ms]\n", {"Calc > Adds": P}),
     "rspec as JSON": (
         "rspec_transformed_json",
