@@ -92,9 +92,8 @@ def _parse_envelopes(lines: list[str], begin: int) -> list[FilePatch]:
         patches += _parse_envelope(lines[begin:end])
         begin = next((at for at in range(end, len(lines)) if _BEGIN_LINE.match(lines[at])), len(lines))
         outside += lines[end:begin]
-    stray = next(
-        (line for at, line in enumerate(outside) if _FILE.match(line.strip()) or starts_file(outside, at)), None
-    )
+    outside = [line.lstrip() for line in outside]
+    stray = next((line for at, line in enumerate(outside) if _FILE.match(line) or starts_file(outside, at)), None)
     if stray is not None:
         raise PatchError(f"{stray[:80]!r} is not between {_BEGIN} and {_END}")
     return patches
@@ -102,9 +101,12 @@ def _parse_envelopes(lines: list[str], begin: int) -> list[FilePatch]:
 
 def _parse_diff(lines: list[str]) -> list[FilePatch]:
     """The patches of a unified diff, with which no header of an envelope is mixed."""
-    if stray := next(filter(_FILE.match, lines), None):
+    patches = parse_unified("\n".join(lines))
+    context = {line.removesuffix("\n") for patch in patches for hunk in patch.hunks for line in hunk.old}
+    stray = next((line for line in lines if _FILE.match(line.strip()) and line[1:] not in context), None)
+    if stray is not None:
         raise PatchError(f"{stray[:80]!r} is in a unified diff; write one patch from {_BEGIN} to {_END}, or one diff")
-    return parse_unified("\n".join(lines))
+    return patches
 
 
 def _find_end(lines: list[str], begin: int) -> int:
