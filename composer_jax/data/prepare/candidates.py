@@ -11,7 +11,7 @@ from pathlib import Path
 
 from composer_jax.data.corpus import split_position
 from composer_jax.data.prepare.config import PrepareConfig
-from composer_jax.data.prepare.filters import reason_by_path
+from composer_jax.data.prepare.filters import POINTER_STARTS, reason_by_path
 from composer_jax.data.prepare.git_repository import BlobReader, read_commits
 from composer_jax.data.prepare.languages import DIFF, TEXT, Language, language_of
 from composer_jax.data.prepare.plan import Part, WorkUnit
@@ -22,6 +22,9 @@ from composer_jax.git import UnreadableRepository
 
 _SECTION = re.compile(rb"^diff --git ", re.MULTILINE)
 _LINK_MODE = re.compile(rb"^(?:(?:new|old|new file|deleted file) mode|index \S+) 1[26]0000$", re.MULTILINE)
+_STARTS = b"|".join(map(re.escape, POINTER_STARTS))
+_POINTER = re.compile(rb"-[01](,\d+)? \+[01](,\d+)? @@\n([ -]|([-\\].*\n)*[ +])(%b)" % _STARTS)
+"""A hunk behind its "@@ ", of a file whose first line is, was or becomes that of a pointer."""
 _INDEX_LINE = re.compile(rb"^index [0-9a-f]+\.\.[0-9a-f]+.*\n", re.MULTILINE)  # names blobs that the diff does not show
 
 
@@ -118,8 +121,8 @@ def _commit_text(message: bytes, diff: bytes, is_trained: Callable[[str], bool])
 
 def _is_kept(section: bytes, is_trained: Callable[[str], bool]) -> bool:
     path = _changed_path(section)
-    head, hunks, _ = section.partition(b"\n@@ ")
-    points = _LINK_MODE.search(head) or b"\n+version https://git-lfs.github.com/spec/" in section
+    head, _, hunks = section.partition(b"\n@@ ")
+    points = _LINK_MODE.search(head) or _POINTER.match(hunks)
     return path is not None and bool(hunks) and not points and is_trained(path)
 
 

@@ -27,7 +27,7 @@ _HEAD_BYTES = 1000  # in which a generated file says that it is one
 _LONGEST_LINE, _MEAN_LINE = 1000, 100
 """Bytes of a line, above which code is taken for minified: StarCoder's filters (arXiv:2305.06161, section 3.1)."""
 
-_POINTER_STARTS = (b"version https://git-lfs.github.com/spec/", b"version https://hawser.github.com/spec/", b"/annex/")
+POINTER_STARTS = (b"version https://git-lfs.github.com/spec/", b"version https://hawser.github.com/spec/", b"/annex/")
 _MOST_POINTER_BYTES = 1024
 _PATH_ALONE = re.compile(rb"[^\x00-\x20:;,'\"(){}<>|*?$=`#!]{1,1024}")  # without a line end, as the target of a link
 
@@ -89,7 +89,7 @@ def reason_by_path(path: str, language: Language | None, languages: tuple[str, .
 
 def filter_text(data: bytes, language: Language, path: str) -> tuple[str, str | None]:
     """Returns (text with \\n line ends, None), or ("", why the content of the file `path` is left out)."""
-    if pointer := pointer_kind(data, path):
+    if pointer := pointer_kind(data, language, path):
         return "", pointer
     if b"\0" in data:
         return "", "binary"
@@ -108,20 +108,24 @@ def filter_text(data: bytes, language: Language, path: str) -> tuple[str, str | 
     return ("", "secret") if holds_secret(data) else (text, None)
 
 
-def pointer_kind(data: bytes, path: str) -> str | None:
+def pointer_kind(data: bytes, language: Language, path: str) -> str | None:
     """Returns "pointer" or "link" for a file that only names another one, else None.
 
     A pointer of git-lfs or git-annex stands for content that is stored elsewhere. A link is a file with the path of its
-    target, as git checks out links where the file system has none.
+    target, as git checks out links where the file system has none. A single word in a file of prose is its text.
     """
-    if data.startswith(_POINTER_STARTS) and len(data) <= _MOST_POINTER_BYTES:
+    if data.startswith(POINTER_STARTS) and len(data) <= _MOST_POINTER_BYTES:
         return "pointer"
     if not _PATH_ALONE.fullmatch(data):
         return None
-    own, ending = posixpath.splitext(posixpath.basename(path))
-    target, target_ending = posixpath.splitext(posixpath.basename(os.fsdecode(data)))
-    relative = data.startswith((b"./", b"../", b".git/"))
-    return "link" if relative or (ending and ending == target_ending) or own == target else None
+    name, target = posixpath.basename(path), os.fsdecode(data)
+    if target.startswith(("./", "../", ".git/")):
+        return "link"
+    own, ending = posixpath.splitext(name)
+    if target == name or ("/" not in target and ending and language.prose):
+        return None
+    target_own, target_ending = posixpath.splitext(posixpath.basename(target))
+    return "link" if (ending == target_ending if ending else own == target_own) else None
 
 
 def is_secret_file(path: str) -> bool:

@@ -82,6 +82,14 @@ LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12
         ("pass.py", b"pass\n", None),
         ("stub.pyi", b"...", None),
         ("run.sh", b"./run.py\n", None),
+        ("requirements.txt", b"requirements", None),
+        ("numpy.txt", b"numpy", None),
+        ("version.txt", b"1.txt", None),
+        ("docs/index.md", b"README.md", None),
+        ("README", b"README", None),
+        ("a.py", b"a", None),
+        ("docs/index.md", b"guide/README.md", "link"),
+        ("a.py", b"b.py", "link"),
     ],
 )
 def test_files_that_only_name_another_one_are_left_out(path, data, kind):

@@ -112,6 +112,51 @@ def test_links_and_pointers_are_in_no_commit(tmp_path):
     assert b"b.py" in second and b"link.py" not in second and b"big.sql" not in second
 
 
+LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:{}\nsize 5\n"
+FIRST, SECOND = LFS.format("0" * 64), LFS.format("1" * 64)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (FIRST, SECOND),
+        (FIRST, None),
+        ("SELECT 1;\nSELECT 2;\n", FIRST),
+        (FIRST, "SELECT 1;\n"),
+        ("SELECT 1;", FIRST.replace("git-lfs", "hawser")),
+        (None, "/annex/objects/SHA256E-s5--ab.sql\n"),
+    ],
+)
+def test_no_change_of_a_pointer_is_in_a_commit(tmp_path, before, after):
+    (change,) = second_commit(tmp_path, "big.sql", before, after)
+    assert b"a/b.py" in change and b"big.sql" not in change
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("# Files\n" + FIRST, "# Files\n" + SECOND),
+        ("# Files\n" + FIRST, None),
+        ("# Files\n" * 9 + FIRST, "# Files\n" * 9 + SECOND),
+    ],
+)
+def test_a_document_that_shows_a_pointer_is_in_its_commit(tmp_path, before, after):
+    (change,) = second_commit(tmp_path, "files.md", before, after)
+    assert b"git-lfs" in change
+
+
+def second_commit(tmp_path, path, before, after):
+    """The text of a commit that changes b.py and a file: its content before and after, None if there is none."""
+    folder = make_repository(tmp_path / "r", ("first", {"b.py": "y = 1\n"} | ({path: before} if before else {})))
+    write_files(folder, {"b.py": "y = 2\n"} | ({path: after} if after else {}))
+    if after is None:
+        (folder / path).unlink()
+    git(folder, "add", "--all")
+    commit(folder, "second")
+    (unit,) = candidates(tmp_path, folder, config=PrepareConfig(heldout_fraction=0.0, commits=1))
+    return [content for name, content in unit if len(name) == 40]
+
+
 def test_repositories_in_a_folder_are_read_one_by_one(tmp_path):
     make_repository(tmp_path / "all/one", ("first", {"a.py": "one\n"}))
     make_repository(tmp_path / "all/deep/two", ("first", {"a.py": "two\n"}))
