@@ -83,7 +83,7 @@ def _read_tool(tool: Any, namespace: str | None) -> Iterator[ClientTool]:
     yield ClientTool(kind, name, namespace, function)
 
 
-def _full_name(name: Any, namespace: Any) -> Any:
+def _full_name(name: str, namespace: str | None) -> str:
     """What the model calls a tool: as Codex names the tools of MCP servers for models without namespaces."""
     return f"{namespace}__{name}" if namespace else name
 
@@ -107,8 +107,10 @@ def messages_of(body: ResponsesBody) -> list[dict[str, Any]]:
     left_out: set[Any] = set()  # ids of calls
     for number, item in enumerate(body.input, 1):
         kind, key = item.get("type") or "message", _hashable(item.get("call_id"))
+        if not isinstance(kind, str):
+            raise ApiError(f"input item {number} has the type {kind!r}, which is not a text.", param="input")
         if kind not in ITEM_FIELDS:
-            if not isinstance(kind, str) or not (kind.endswith(("_call", "_call_output")) or kind in LEFT_OUT):
+            if not (kind.endswith(("_call", "_call_output")) or kind in LEFT_OUT):
                 raise ApiError(f"input item {number} has the type {kind!r}, which is not supported.", param="input")
             left_out.add(key)
         elif key is None or key not in left_out:
@@ -140,8 +142,11 @@ def _add_item(kind: str, item: dict[str, Any], rows: list[dict[str, Any]]) -> No
         answer = read_content({"content": item.get("output")}) or ""
         rows.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": answer})
     elif kind.endswith("_call"):
+        name, namespace = item.get("name"), item.get("namespace")
+        if not isinstance(name, str) or not isinstance(namespace, str | None):
+            raise ValueError(f"its name {name!r} in the namespace {namespace!r} is not a text")
         arguments = {TEXT: item.get("input") or ""} if kind == "custom_tool_call" else item.get("arguments")
-        function = {"name": _full_name(item.get("name"), item.get("namespace")), "arguments": arguments}
+        function = {"name": _full_name(name, namespace), "arguments": arguments}
         call = {"id": item.get("call_id"), "type": "function", "function": function}
         if last.get("role") != "assistant":
             rows.append({"role": "assistant"})

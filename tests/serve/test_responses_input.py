@@ -131,6 +131,13 @@ def out(kind, key, output="secret", **more):
     return {"type": kind, "call_id": key, "output": output, **more}
 
 
+def call_of(name, namespace):
+    return {"type": "function_call", "call_id": "c", "name": name, "namespace": namespace, "arguments": "{}"}
+
+
+ANSWER = out("function_call_output", "c")
+
+
 @pytest.mark.parametrize(
     "items",
     [
@@ -190,6 +197,11 @@ def test_what_a_tool_or_the_model_left_empty_is_read(post, empty):
         ({"input": [ASK, {"type": "item_reference", "id": "msg_1"}]}, "input item 2 has the type 'item_reference'"),
         ({"input": [ASK, {"type": "compaction", "encrypted_content": "x"}]}, "input item 2 has the type 'compaction'"),
         ({"input": [{"type": 3}]}, "input item 1 has the type 3"),
+        ({"input": [ASK, {"type": [1]}]}, "input item 2 has the type [1], which is not a text"),
+        ({"input": [{"type": {"name": "message"}}]}, "input item 1 has the type {'name': 'message'}"),
+        ({"input": [ASK, call_of("shell", [1]), ANSWER]}, "input item 2: its name 'shell' in the namespace [1]"),
+        ({"input": [ASK, call_of(["shell"], "x"), ANSWER]}, "input item 2: its name ['shell'] in the namespace 'x'"),
+        ({"input": [ASK, call_of(None, None), ANSWER]}, "input item 2: its name None in the namespace None"),
         ({"input": [ASK, out("function_call_output", "nobody")]}, "message 3: it is the answer of a tool"),
     ],
 )
