@@ -1,5 +1,6 @@
 """POST /v1/responses: answers in the form of OpenAI's Responses API. Nothing is stored between two requests."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -23,7 +24,8 @@ async def submit(service: Service, body: ResponsesBody, client: Client) -> list[
     """Queues a request; see Service.submit."""
     if body.n not in (None, 1):
         raise ApiError("a response has one answer; leave n out.", param="n")
-    return service.submit([await encode(service, messages_of(body), tool_rows(client_tools(body)))], body, client)
+    messages = await asyncio.to_thread(messages_of, body)  # there may be 100,000 items
+    return service.submit([await encode(service, messages, tool_rows(client_tools(body)))], body, client)
 
 
 async def complete(service: Service, body: ResponsesBody, choices: Sequence[Choice]) -> dict[str, Any]:

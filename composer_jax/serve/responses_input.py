@@ -119,7 +119,7 @@ def messages_of(body: ResponsesBody) -> list[dict[str, Any]]:
                 _add_item(kind, item, rows)
             except ValueError as error:
                 raise ApiError(f"input item {number}: {error}.", param="input") from error
-    return rows
+    return [_with_joined_thoughts(row) for row in rows]
 
 
 def _hashable(key: Any) -> str | None:
@@ -127,7 +127,10 @@ def _hashable(key: Any) -> str | None:
 
 
 def _add_item(kind: str, item: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-    """Adds an item to the messages; thoughts, content and calls in a row are of one message of the model."""
+    """Adds an item to the messages; thoughts, content and calls in a row are of one message of the model.
+
+    A message has its thoughts as a list until all items are read: a text that grows would be copied for each of them.
+    """
     last = rows[-1] if rows else {}
     if kind == "message":
         content, is_said = read_content(item), item.get("role") == "assistant"
@@ -153,9 +156,13 @@ def _add_item(kind: str, item: dict[str, Any], rows: list[dict[str, Any]]) -> No
         rows[-1].setdefault("tool_calls", []).append(call)
     elif thoughts := _thoughts(item):
         if last.keys() == {"role", "reasoning_content"}:  # what was between them is left out
-            thoughts = f"{last['reasoning_content']}\n{thoughts}"
-            rows.pop()
-        rows.append({"role": "assistant", "reasoning_content": thoughts})
+            last["reasoning_content"].append(thoughts)
+        else:
+            rows.append({"role": "assistant", "reasoning_content": [thoughts]})
+
+
+def _with_joined_thoughts(row: dict[str, Any]) -> dict[str, Any]:
+    return row | {"reasoning_content": "\n".join(row["reasoning_content"])} if "reasoning_content" in row else row
 
 
 def _thoughts(item: dict[str, Any]) -> str:

@@ -1,11 +1,19 @@
 """Requests as Codex makes them: tools and items that the server does not know end no session."""
 
+import asyncio
 import json
+import threading
 
 import httpx2 as httpx
 import pytest
 
 from composer_jax.data.chat.messages import ToolCall
+from composer_jax.serve import responses
+from composer_jax.serve.bodies import ResponsesBody
+from composer_jax.serve.errors import ApiError
+from composer_jax.serve.responses_input import messages_of
+from composer_jax.serve.service import Client, ServerLimits, Service
+from tests.serve.scripted_engine import ScriptedEngine
 from tests.serve.test_openai_client import READ, client_of
 
 PATCH = "*** Begin Patch\n*** Add File: a.py\n+x = 1\n*** End Patch"
@@ -173,6 +181,29 @@ def test_calls_of_the_client_beside_others_keep_their_answers(post):
     custom = {"type": "custom_tool_call", "call_id": "p", "name": "apply_patch", "input": PATCH, "id": "ctc"}
     status, _ = post(CODEX | {"input": [ASK, THOUGHT, custom, out("custom_tool_call_output", "p", "forty-two")]})
     assert status == 200 and "Begin Patch" in post.prompt and "HM" in post.prompt
+
+
+def test_many_thoughts_are_of_one_message_and_block_nobody(text, monkeypatch):
+    """They are read beside the event loop, which serves others meanwhile."""
+    readers = []
+
+    def read(body):
+        readers.append(threading.current_thread())
+        return messages_of(body)
+
+    monkeypatch.setattr(responses, "messages_of", read)
+    thoughts = [{**THOUGHT, "content": [{"type": "reasoning_text", "text": f"HM {n}"}]} for n in range(2000)]
+    body = ResponsesBody(input=[ASK, *thoughts[:1000], {"type": "web_search_call"}, *thoughts[1000:], SAID, ASK])
+    assert [message.get("reasoning_content") for message in messages_of(body)] == [
+        None,
+        "\n".join(f"HM {n}" for n in range(2000)),
+        None,
+    ]
+    engine = ScriptedEngine(lambda context: [0], (0,), max_model_len=1 << 20)
+    service = Service(engine, text, ServerLimits())
+    with pytest.raises(ApiError, match="maximum context length"):
+        asyncio.run(responses.submit(service, body, Client()))
+    assert len(readers) == 1 and readers[0] is not threading.current_thread()
 
 
 @pytest.mark.parametrize("empty", ["", [], None, [{"type": "input_text", "text": ""}]])
