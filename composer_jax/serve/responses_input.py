@@ -48,14 +48,23 @@ class ClientTool:
         named = {"name": self.name} | ({"namespace": self.namespace} if self.namespace else {})
         arguments, text = json.dumps(call.arguments, ensure_ascii=False), call.arguments.get(TEXT)
         if self.kind == "custom":
-            return {"type": "custom_tool_call", **named, "input": text if isinstance(text, str) else arguments}
+            is_text = isinstance(text, str) and len(call.arguments) == 1
+            return {"type": "custom_tool_call", **named, "input": text if is_text else arguments}
         return {"type": "function_call", **named, "arguments": arguments}
 
 
 def client_tools(body: ResponsesBody) -> dict[str, ClientTool]:
-    """Returns the tools that the model may call, by the names that it uses. Raises ApiError for one without a type."""
-    tools = () if body.tool_choice == "none" else body.tools or ()
-    return {tool.function["name"]: tool for row in tools for tool in _read_tool(row, None)}
+    """Returns the tools that the model may call, by the names that it uses.
+
+    Raises ApiError for one without a type, and for two that differ and have one name.
+    """
+    tools: dict[str, ClientTool] = {}
+    for row in () if body.tool_choice == "none" else body.tools or ():
+        for tool in _read_tool(row, None):
+            name = tool.function["name"]
+            if tools.setdefault(name, tool) != tool:
+                raise ApiError(f"two tools are called {name!r}; rename one.", param="tools")
+    return tools
 
 
 def tool_rows(tools: Mapping[str, ClientTool]) -> list[dict[str, Any]]:
@@ -76,7 +85,7 @@ def _read_tool(tool: Any, namespace: str | None) -> Iterator[ClientTool]:
     if kind == "namespace":
         inside = tool.get("tools") or []
         for inner in inside if isinstance(inside, list) else [inside]:
-            yield from _read_tool(inner, name)
+            yield from _read_tool(inner, _full_name(name, namespace))
         return
     parameters = _text_parameters(tool.get("format")) if kind == "custom" else tool.get("parameters")
     function = {"name": _full_name(name, namespace), "description": tool.get("description"), "parameters": parameters}

@@ -111,11 +111,39 @@ def test_custom_tools_and_namespaces_are_functions_of_the_model(post):
     assert '{"name": "mcp__docs__find", "arguments": {"command": []}}' in post.prompt
 
 
-def test_a_custom_call_that_is_no_text_is_shown_to_the_client(scripted, text):
-    call = ToolCall("apply_patch", {"patch": "x"})
+@pytest.mark.parametrize("arguments", [{"patch": "x"}, {"input": "x", "extra": 1}, {"input": ["x"]}, {}])
+def test_a_custom_call_that_is_no_text_is_shown_to_the_client(scripted, text, arguments):
+    call = ToolCall("apply_patch", arguments)
     with scripted(lambda context: text.chat_format.render_assistant("", [call])) as (url, _):
         answer = client_of(url).responses.create(model="scripted", input="Go", tools=[CUSTOM])
-    assert answer.output[0].type == "custom_tool_call" and answer.output[0].input == '{"patch": "x"}'
+    assert answer.output[0].type == "custom_tool_call" and answer.output[0].input == json.dumps(arguments)
+
+
+def in_namespace(name, *tools):
+    return {"type": "namespace", "name": name, "tools": [*tools]}
+
+
+def test_two_tools_of_one_name_are_refused(post):
+    inner, edit = {**SHELL, "name": "b"}, {**CUSTOM, "name": "shell"}
+    twice = [
+        ([{**SHELL, "name": "a__b"}, in_namespace("a", inner)], "a__b"),
+        ([SHELL, edit], "shell"),
+        ([in_namespace("a", inner), in_namespace("a", {**inner, "description": "Another"})], "a__b"),
+        ([in_namespace("a", in_namespace("b", SHELL)), in_namespace("a__b", edit)], "a__b__shell"),
+    ]
+    for tools, name in twice:
+        status, answer = post(CODEX | {"tools": tools})
+        assert status == 400 and answer["error"]["message"] == f"two tools are called '{name}'; rename one."
+        assert post(CODEX | {"tools": tools, "tool_choice": "none"})[0] == 200
+    assert post(CODEX | {"tools": [SHELL, inner, SHELL]})[0] == 200, "one tool, declared again"
+
+
+def test_a_namespace_in_a_namespace_keeps_both_names(post):
+    nested = in_namespace("mcp", in_namespace("docs", {**SHELL, "name": "find"}))
+    status, answer = post(CODEX | {"tools": [nested]})
+    assert status == 200 and '"name": "mcp__docs__find"' in post.prompt
+    inner = called(answer)[-1]
+    assert (inner["namespace"], inner["name"]) == ("mcp__docs", "find")
 
 
 def test_calls_are_streamed_as_the_client_reads_them(post):
