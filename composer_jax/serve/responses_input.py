@@ -6,13 +6,12 @@ itself implements (web_search, image_generation, mcp, local_shell) are left out,
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from composer_jax.data.chat.message_fields import check_fields, read_content
 from composer_jax.data.chat.messages import ToolCall
-from composer_jax.serve.bodies import ResponsesBody
 from composer_jax.serve.errors import ApiError
 
 ITEM_FIELDS = {
@@ -29,7 +28,7 @@ HARMLESS_OF_ITEMS = frozenset("created_by end_turn id metadata name namespace ph
 }
 LEFT_OUT = ("ghost_snapshot", "mcp_approval_request", "mcp_approval_response", "mcp_list_tools", "tool_search_output")
 """Items of other tools that are left out, beside those whose types end with _call or _call_output."""
-TEXT = "input"
+CUSTOM_ARGUMENT = "input"
 """The argument of the function that stands for a custom tool."""
 
 
@@ -46,20 +45,20 @@ class ClientTool:
     def call_fields(self, call: ToolCall) -> dict[str, Any]:
         """Returns what the output item of a call says of the tool and its arguments."""
         named = {"name": self.name} | ({"namespace": self.namespace} if self.namespace else {})
-        arguments, text = json.dumps(call.arguments, ensure_ascii=False), call.arguments.get(TEXT)
+        arguments, text = json.dumps(call.arguments, ensure_ascii=False), call.arguments.get(CUSTOM_ARGUMENT)
         if self.kind == "custom":
             is_text = isinstance(text, str) and len(call.arguments) == 1
             return {"type": "custom_tool_call", **named, "input": text if is_text else arguments}
         return {"type": "function_call", **named, "arguments": arguments}
 
 
-def client_tools(body: ResponsesBody) -> dict[str, ClientTool]:
-    """Returns the tools that the model may call, by the names that it uses.
+def read_client_tools(rows: Sequence[Any]) -> dict[str, ClientTool]:
+    """Returns declared tools that the client executes, by the names that the model uses.
 
     Raises ApiError for one without a type, and for two that differ and have one name.
     """
     tools: dict[str, ClientTool] = {}
-    for row in () if body.tool_choice == "none" else body.tools or ():
+    for row in rows:
         for tool in _read_tool(row, None):
             name = tool.function["name"]
             if tools.setdefault(name, tool) != tool:
@@ -103,18 +102,18 @@ def _text_parameters(form: Any) -> dict[str, Any]:
     grammar = form.get("definition")
     description = f"The text, in this grammar ({form.get('syntax')}):\n{grammar}" if grammar else "The text."
     text = {"type": "string", "description": description}
-    return {"type": "object", "properties": {TEXT: text}, "required": [TEXT]}
+    return {"type": "object", "properties": {CUSTOM_ARGUMENT: text}, "required": [CUSTOM_ARGUMENT]}
 
 
-def messages_of(body: ResponsesBody) -> list[dict[str, Any]]:
+def messages_of(instructions: str | None, items: str | Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns the instructions and the input as messages of a chat. Raises ApiError for an item that is not read."""
     rows: list[dict[str, Any]] = []
-    if body.instructions:
-        rows.append({"role": "system", "content": body.instructions})
-    if isinstance(body.input, str):
-        return [*rows, {"role": "user", "content": body.input}]
+    if instructions:
+        rows.append({"role": "system", "content": instructions})
+    if isinstance(items, str):
+        return [*rows, {"role": "user", "content": items}]
     left_out: set[Any] = set()  # ids of calls
-    for number, item in enumerate(body.input, 1):
+    for number, item in enumerate(items, 1):
         kind, key = item.get("type") or "message", _hashable(item.get("call_id"))
         if not isinstance(kind, str):
             raise ApiError(f"input item {number} has the type {kind!r}, which is not a text.", param="input")
@@ -157,7 +156,7 @@ def _add_item(kind: str, item: dict[str, Any], rows: list[dict[str, Any]]) -> No
         name, namespace = item.get("name"), item.get("namespace")
         if not isinstance(name, str) or not isinstance(namespace, str | None):
             raise ValueError(f"its name {name!r} in the namespace {namespace!r} is not a text")
-        arguments = {TEXT: item.get("input") or ""} if kind == "custom_tool_call" else item.get("arguments")
+        arguments = {CUSTOM_ARGUMENT: item.get("input") or ""} if kind == "custom_tool_call" else item.get("arguments")
         function = {"name": _full_name(name, namespace), "arguments": arguments}
         call = {"id": item.get("call_id"), "type": "function", "function": function}
         if last.get("role") != "assistant":

@@ -8,7 +8,7 @@ import httpx2 as httpx
 import pytest
 
 from composer_jax.data.chat.messages import ToolCall
-from composer_jax.serve import responses
+from composer_jax.serve import responses, responses_input
 from composer_jax.serve.bodies import ResponsesBody
 from composer_jax.serve.errors import ApiError
 from composer_jax.serve.responses_input import messages_of
@@ -138,6 +138,16 @@ def test_two_tools_of_one_name_are_refused(post):
     assert post(CODEX | {"tools": [SHELL, inner, SHELL]})[0] == 200, "one tool, declared again"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_tools_of_a_request_are_read_once(post, monkeypatch, stream):
+    read = []
+    read_tool = responses_input._read_tool
+    monkeypatch.setattr(responses_input, "_read_tool", lambda *tool: read.append(tool) or read_tool(*tool))
+    answer = httpx.post(f"{post.url}/v1/responses", json=CODEX | {"tools": [SHELL, CUSTOM], "stream": stream})
+    assert answer.status_code == 200 and "custom_tool_call" in answer.text
+    assert read == [(SHELL, None), (CUSTOM, None)]
+
+
 def test_a_namespace_in_a_namespace_keeps_both_names(post):
     nested = in_namespace("mcp", in_namespace("docs", {**SHELL, "name": "find"}))
     status, answer = post(CODEX | {"tools": [nested]})
@@ -215,14 +225,14 @@ def test_many_thoughts_are_of_one_message_and_block_nobody(text, monkeypatch):
     """They are read beside the event loop, which serves others meanwhile."""
     readers = []
 
-    def read(body):
+    def read(*arguments):
         readers.append(threading.current_thread())
-        return messages_of(body)
+        return messages_of(*arguments)
 
     monkeypatch.setattr(responses, "messages_of", read)
     thoughts = [{**THOUGHT, "content": [{"type": "reasoning_text", "text": f"HM {n}"}]} for n in range(2000)]
     body = ResponsesBody(input=[ASK, *thoughts[:1000], {"type": "web_search_call"}, *thoughts[1000:], SAID, ASK])
-    assert [message.get("reasoning_content") for message in messages_of(body)] == [
+    assert [message.get("reasoning_content") for message in messages_of(None, body.input)] == [
         None,
         "\n".join(f"HM {n}" for n in range(2000)),
         None,
