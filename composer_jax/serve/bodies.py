@@ -3,6 +3,7 @@
 Fields that change nothing of the answer (`user`, `metadata`, `store` and the like) are accepted and not read.
 """
 
+from functools import cached_property
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
@@ -25,6 +26,7 @@ from composer_jax.data.chat.sampling_params import MOST_TOP_LOGPROBS, SamplingPa
 from composer_jax.errors import UserError
 from composer_jax.sampler.weight_checksums import WeightChecksum
 from composer_jax.serve.errors import ApiError
+from composer_jax.serve.responses_input import ClientTool, read_client_tools
 
 MOST_CHOICES = 128
 MOST_STOPS, LONGEST_STOP = 32, 1000
@@ -260,6 +262,11 @@ class ResponsesBody(SamplingBody):
     @property
     def asked_tokens(self) -> int | None:
         return self.max_output_tokens
+
+    @cached_property
+    def client_tools(self) -> dict[str, ClientTool]:
+        """The tools that the model may call, by the names that it uses. Raises ApiError as `read_client_tools`."""
+        return read_client_tools([] if self.tool_choice == "none" else self.tools or [])
 
 
 class TextBody(PromptBody):

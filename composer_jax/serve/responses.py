@@ -1,5 +1,6 @@
 """POST /v1/responses: answers in the form of OpenAI's Responses API. Nothing is stored between two requests."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -9,7 +10,7 @@ from composer_jax.serve.bodies import ResponsesBody
 from composer_jax.serve.chat_completions import encode, event_text, new_id, new_stream, usage
 from composer_jax.serve.errors import ApiError
 from composer_jax.serve.message_stream import ParsedMessage
-from composer_jax.serve.responses_input import ClientTool, client_tools, messages_of, tool_rows
+from composer_jax.serve.responses_input import ClientTool, messages_of, tool_rows
 from composer_jax.serve.service import Choice, Client, Service
 
 CALLED = {
@@ -23,13 +24,14 @@ async def submit(service: Service, body: ResponsesBody, client: Client) -> list[
     """Queues a request; see Service.submit."""
     if body.n not in (None, 1):
         raise ApiError("a response has one answer; leave n out.", param="n")
-    return service.submit([await encode(service, messages_of(body), tool_rows(client_tools(body)))], body, client)
+    messages = await asyncio.to_thread(messages_of, body.instructions, body.input)  # there may be 100,000 items
+    return service.submit([await encode(service, messages, tool_rows(body.client_tools))], body, client)
 
 
 async def complete(service: Service, body: ResponsesBody, choices: Sequence[Choice]) -> dict[str, Any]:
     """Returns the answer to a request that is not streamed."""
     (sample,) = await service.finish(choices)
-    answer = new_stream(service, body, tool_rows(client_tools(body)))
+    answer = new_stream(service, body, tool_rows(body.client_tools))
     answer.add(sample.tokens)
     _, message = answer.finish()
     items = [*_reasoning_items(message.reasoning), *_message_items(message, new_id("msg"), sample)]
@@ -47,7 +49,7 @@ async def stream(service: Service, body: ResponsesBody, choices: Sequence[Choice
 
     yield event("response.created", response=response)
     yield event("response.in_progress", response=response)
-    message_id, answer, is_open = new_id("msg"), new_stream(service, body, tool_rows(client_tools(body))), False
+    message_id, answer, is_open = new_id("msg"), new_stream(service, body, tool_rows(body.client_tools)), False
     reasoning, items, place = "", [], {}
     async for _, chunk in service.stream(choices):
         deltas = [answer.add(chunk.tokens)]
@@ -160,10 +162,9 @@ def _reasoning_items(reasoning: str) -> list[dict[str, Any]]:
 
 def _call_items(body: ResponsesBody, message: ParsedMessage) -> list[dict[str, Any]]:
     calls = message.calls[:1] if body.parallel_tool_calls is False else message.calls
-    tools = client_tools(body)
     rows = []
     for call in calls:
-        tool = tools.get(call.name) or ClientTool("function", call.name, None, {})
+        tool = body.client_tools.get(call.name) or ClientTool("function", call.name, None, {})
         kind = "fc" if tool.kind == "function" else "ctc"
         ids = {"id": new_id(kind), "status": "completed", "call_id": new_id("call")}
         rows.append(ids | tool.call_fields(call))

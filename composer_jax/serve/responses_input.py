@@ -6,13 +6,12 @@ itself implements (web_search, image_generation, mcp, local_shell) are left out,
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from composer_jax.data.chat.message_fields import check_fields, read_content
 from composer_jax.data.chat.messages import ToolCall
-from composer_jax.serve.bodies import ResponsesBody
 from composer_jax.serve.errors import ApiError
 
 ITEM_FIELDS = {
@@ -29,7 +28,7 @@ HARMLESS_OF_ITEMS = frozenset("created_by end_turn id metadata name namespace ph
 }
 LEFT_OUT = ("ghost_snapshot", "mcp_approval_request", "mcp_approval_response", "mcp_list_tools", "tool_search_output")
 """Items of other tools that are left out, beside those whose types end with _call or _call_output."""
-TEXT = "input"
+CUSTOM_ARGUMENT = "input"
 """The argument of the function that stands for a custom tool."""
 
 
@@ -46,16 +45,25 @@ class ClientTool:
     def call_fields(self, call: ToolCall) -> dict[str, Any]:
         """Returns what the output item of a call says of the tool and its arguments."""
         named = {"name": self.name} | ({"namespace": self.namespace} if self.namespace else {})
-        arguments, text = json.dumps(call.arguments, ensure_ascii=False), call.arguments.get(TEXT)
+        arguments, text = json.dumps(call.arguments, ensure_ascii=False), call.arguments.get(CUSTOM_ARGUMENT)
         if self.kind == "custom":
-            return {"type": "custom_tool_call", **named, "input": text if isinstance(text, str) else arguments}
+            is_text = isinstance(text, str) and len(call.arguments) == 1
+            return {"type": "custom_tool_call", **named, "input": text if is_text else arguments}
         return {"type": "function_call", **named, "arguments": arguments}
 
 
-def client_tools(body: ResponsesBody) -> dict[str, ClientTool]:
-    """Returns the tools that the model may call, by the names that it uses. Raises ApiError for one without a type."""
-    tools = () if body.tool_choice == "none" else body.tools or ()
-    return {tool.function["name"]: tool for row in tools for tool in _read_tool(row, None)}
+def read_client_tools(rows: Sequence[Any]) -> dict[str, ClientTool]:
+    """Returns declared tools that the client executes, by the names that the model uses.
+
+    Raises ApiError for one without a type, and for two that differ and have one name.
+    """
+    tools: dict[str, ClientTool] = {}
+    for row in rows:
+        for tool in _read_tool(row, None):
+            name = tool.function["name"]
+            if tools.setdefault(name, tool) != tool:
+                raise ApiError(f"two tools are called {name!r}; rename one.", param="tools")
+    return tools
 
 
 def tool_rows(tools: Mapping[str, ClientTool]) -> list[dict[str, Any]]:
@@ -76,14 +84,14 @@ def _read_tool(tool: Any, namespace: str | None) -> Iterator[ClientTool]:
     if kind == "namespace":
         inside = tool.get("tools") or []
         for inner in inside if isinstance(inside, list) else [inside]:
-            yield from _read_tool(inner, name)
+            yield from _read_tool(inner, _full_name(name, namespace))
         return
     parameters = _text_parameters(tool.get("format")) if kind == "custom" else tool.get("parameters")
     function = {"name": _full_name(name, namespace), "description": tool.get("description"), "parameters": parameters}
     yield ClientTool(kind, name, namespace, function)
 
 
-def _full_name(name: Any, namespace: Any) -> Any:
+def _full_name(name: str, namespace: str | None) -> str:
     """What the model calls a tool: as Codex names the tools of MCP servers for models without namespaces."""
     return f"{namespace}__{name}" if namespace else name
 
@@ -94,21 +102,23 @@ def _text_parameters(form: Any) -> dict[str, Any]:
     grammar = form.get("definition")
     description = f"The text, in this grammar ({form.get('syntax')}):\n{grammar}" if grammar else "The text."
     text = {"type": "string", "description": description}
-    return {"type": "object", "properties": {TEXT: text}, "required": [TEXT]}
+    return {"type": "object", "properties": {CUSTOM_ARGUMENT: text}, "required": [CUSTOM_ARGUMENT]}
 
 
-def messages_of(body: ResponsesBody) -> list[dict[str, Any]]:
+def messages_of(instructions: str | None, items: str | Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns the instructions and the input as messages of a chat. Raises ApiError for an item that is not read."""
     rows: list[dict[str, Any]] = []
-    if body.instructions:
-        rows.append({"role": "system", "content": body.instructions})
-    if isinstance(body.input, str):
-        return [*rows, {"role": "user", "content": body.input}]
+    if instructions:
+        rows.append({"role": "system", "content": instructions})
+    if isinstance(items, str):
+        return [*rows, {"role": "user", "content": items}]
     left_out: set[Any] = set()  # ids of calls
-    for number, item in enumerate(body.input, 1):
+    for number, item in enumerate(items, 1):
         kind, key = item.get("type") or "message", _hashable(item.get("call_id"))
+        if not isinstance(kind, str):
+            raise ApiError(f"input item {number} has the type {kind!r}, which is not a text.", param="input")
         if kind not in ITEM_FIELDS:
-            if not isinstance(kind, str) or not (kind.endswith(("_call", "_call_output")) or kind in LEFT_OUT):
+            if not (kind.endswith(("_call", "_call_output")) or kind in LEFT_OUT):
                 raise ApiError(f"input item {number} has the type {kind!r}, which is not supported.", param="input")
             left_out.add(key)
         elif key is None or key not in left_out:
@@ -117,7 +127,7 @@ def messages_of(body: ResponsesBody) -> list[dict[str, Any]]:
                 _add_item(kind, item, rows)
             except ValueError as error:
                 raise ApiError(f"input item {number}: {error}.", param="input") from error
-    return rows
+    return [_with_joined_thoughts(row) for row in rows]
 
 
 def _hashable(key: Any) -> str | None:
@@ -125,7 +135,10 @@ def _hashable(key: Any) -> str | None:
 
 
 def _add_item(kind: str, item: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-    """Adds an item to the messages; thoughts, content and calls in a row are of one message of the model."""
+    """Adds an item to the messages; thoughts, content and calls in a row are of one message of the model.
+
+    A message has its thoughts as a list until all items are read: a text that grows would be copied for each of them.
+    """
     last = rows[-1] if rows else {}
     if kind == "message":
         content, is_said = read_content(item), item.get("role") == "assistant"
@@ -140,17 +153,24 @@ def _add_item(kind: str, item: dict[str, Any], rows: list[dict[str, Any]]) -> No
         answer = read_content({"content": item.get("output")}) or ""
         rows.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": answer})
     elif kind.endswith("_call"):
-        arguments = {TEXT: item.get("input") or ""} if kind == "custom_tool_call" else item.get("arguments")
-        function = {"name": _full_name(item.get("name"), item.get("namespace")), "arguments": arguments}
+        name, namespace = item.get("name"), item.get("namespace")
+        if not isinstance(name, str) or not isinstance(namespace, str | None):
+            raise ValueError(f"its name {name!r} in the namespace {namespace!r} is not a text")
+        arguments = {CUSTOM_ARGUMENT: item.get("input") or ""} if kind == "custom_tool_call" else item.get("arguments")
+        function = {"name": _full_name(name, namespace), "arguments": arguments}
         call = {"id": item.get("call_id"), "type": "function", "function": function}
         if last.get("role") != "assistant":
             rows.append({"role": "assistant"})
         rows[-1].setdefault("tool_calls", []).append(call)
     elif thoughts := _thoughts(item):
         if last.keys() == {"role", "reasoning_content"}:  # what was between them is left out
-            thoughts = f"{last['reasoning_content']}\n{thoughts}"
-            rows.pop()
-        rows.append({"role": "assistant", "reasoning_content": thoughts})
+            last["reasoning_content"].append(thoughts)
+        else:
+            rows.append({"role": "assistant", "reasoning_content": [thoughts]})
+
+
+def _with_joined_thoughts(row: dict[str, Any]) -> dict[str, Any]:
+    return row | {"reasoning_content": "\n".join(row["reasoning_content"])} if "reasoning_content" in row else row
 
 
 def _thoughts(item: dict[str, Any]) -> str:

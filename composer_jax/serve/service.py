@@ -94,15 +94,14 @@ class Service:
                 param="model",
             )
 
-    def context_error(self, reason: str, param: str | None = None) -> ApiError:
+    def context_error(self, reason: str, param: str | None = None, *, status: int = 400) -> ApiError:
         """Returns the answer to a request that does not fit into the context.
 
         Clients know it by its code. LiteLLM, and with it mini-swe-agent and OpenHands, knows it by the first words.
         """
         most = f"This model's maximum context length is {self.max_model_len} tokens"
-        return ApiError(
-            f"{most}; {reason}. Shorten the conversation, or ask for fewer tokens.", code=CONTEXT_LENGTH, param=param
-        )
+        message = f"{most}; {reason}. Shorten the conversation, or ask for fewer tokens."
+        return ApiError(message, status=status, code=CONTEXT_LENGTH, param=param)
 
     def prompt_error(self, error: UserError, param: str | None = None) -> ApiError:
         """Returns the answer to a prompt that the model cannot take."""

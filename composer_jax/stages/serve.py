@@ -76,9 +76,9 @@ def serve(address: str, options: ServeOptions) -> None:
     use_compilation_cache()
     require_float_dtype(options.dtype)
     checkpoint = open_checkpoint(address)
+    checkpoint.text.tokenizer  # noqa: B018 - refuses a model without one, by its place
     text = checkpoint.text.named(options.name or checkpoint.name)
     config = sampler_config(options, checkpoint.config.max_context)
-    text.tokenizer  # noqa: B018 - refuses a model without one
     leads = process_count() == 1 or is_first_process()
     listening = _listen(options.host, options.port) if leads else None
     sampler = _new_sampler(checkpoint, text, options, config)

@@ -1,11 +1,19 @@
 """Requests as Codex makes them: tools and items that the server does not know end no session."""
 
+import asyncio
 import json
+import threading
 
 import httpx2 as httpx
 import pytest
 
 from composer_jax.data.chat.messages import ToolCall
+from composer_jax.serve import responses, responses_input
+from composer_jax.serve.bodies import ResponsesBody
+from composer_jax.serve.errors import ApiError
+from composer_jax.serve.responses_input import messages_of
+from composer_jax.serve.service import Client, ServerLimits, Service
+from tests.serve.scripted_engine import ScriptedEngine
 from tests.serve.test_openai_client import READ, client_of
 
 PATCH = "*** Begin Patch\n*** Add File: a.py\n+x = 1\n*** End Patch"
@@ -103,11 +111,49 @@ def test_custom_tools_and_namespaces_are_functions_of_the_model(post):
     assert '{"name": "mcp__docs__find", "arguments": {"command": []}}' in post.prompt
 
 
-def test_a_custom_call_that_is_no_text_is_shown_to_the_client(scripted, text):
-    call = ToolCall("apply_patch", {"patch": "x"})
+@pytest.mark.parametrize("arguments", [{"patch": "x"}, {"input": "x", "extra": 1}, {"input": ["x"]}, {}])
+def test_a_custom_call_that_is_no_text_is_shown_to_the_client(scripted, text, arguments):
+    call = ToolCall("apply_patch", arguments)
     with scripted(lambda context: text.chat_format.render_assistant("", [call])) as (url, _):
         answer = client_of(url).responses.create(model="scripted", input="Go", tools=[CUSTOM])
-    assert answer.output[0].type == "custom_tool_call" and answer.output[0].input == '{"patch": "x"}'
+    assert answer.output[0].type == "custom_tool_call" and answer.output[0].input == json.dumps(arguments)
+
+
+def in_namespace(name, *tools):
+    return {"type": "namespace", "name": name, "tools": [*tools]}
+
+
+def test_two_tools_of_one_name_are_refused(post):
+    inner, edit = {**SHELL, "name": "b"}, {**CUSTOM, "name": "shell"}
+    twice = [
+        ([{**SHELL, "name": "a__b"}, in_namespace("a", inner)], "a__b"),
+        ([SHELL, edit], "shell"),
+        ([in_namespace("a", inner), in_namespace("a", {**inner, "description": "Another"})], "a__b"),
+        ([in_namespace("a", in_namespace("b", SHELL)), in_namespace("a__b", edit)], "a__b__shell"),
+    ]
+    for tools, name in twice:
+        status, answer = post(CODEX | {"tools": tools})
+        assert status == 400 and answer["error"]["message"] == f"two tools are called '{name}'; rename one."
+        assert post(CODEX | {"tools": tools, "tool_choice": "none"})[0] == 200
+    assert post(CODEX | {"tools": [SHELL, inner, SHELL]})[0] == 200, "one tool, declared again"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_tools_of_a_request_are_read_once(post, monkeypatch, stream):
+    read = []
+    read_tool = responses_input._read_tool
+    monkeypatch.setattr(responses_input, "_read_tool", lambda *tool: read.append(tool) or read_tool(*tool))
+    answer = httpx.post(f"{post.url}/v1/responses", json=CODEX | {"tools": [SHELL, CUSTOM], "stream": stream})
+    assert answer.status_code == 200 and "custom_tool_call" in answer.text
+    assert read == [(SHELL, None), (CUSTOM, None)]
+
+
+def test_a_namespace_in_a_namespace_keeps_both_names(post):
+    nested = in_namespace("mcp", in_namespace("docs", {**SHELL, "name": "find"}))
+    status, answer = post(CODEX | {"tools": [nested]})
+    assert status == 200 and '"name": "mcp__docs__find"' in post.prompt
+    inner = called(answer)[-1]
+    assert (inner["namespace"], inner["name"]) == ("mcp__docs", "find")
 
 
 def test_calls_are_streamed_as_the_client_reads_them(post):
@@ -129,6 +175,13 @@ SAID = {"role": "assistant", "content": [{"type": "output_text", "text": "It is 
 
 def out(kind, key, output="secret", **more):
     return {"type": kind, "call_id": key, "output": output, **more}
+
+
+def call_of(name, namespace):
+    return {"type": "function_call", "call_id": "c", "name": name, "namespace": namespace, "arguments": "{}"}
+
+
+ANSWER = out("function_call_output", "c")
 
 
 @pytest.mark.parametrize(
@@ -168,6 +221,29 @@ def test_calls_of_the_client_beside_others_keep_their_answers(post):
     assert status == 200 and "Begin Patch" in post.prompt and "HM" in post.prompt
 
 
+def test_many_thoughts_are_of_one_message_and_block_nobody(text, monkeypatch):
+    """They are read beside the event loop, which serves others meanwhile."""
+    readers = []
+
+    def read(*arguments):
+        readers.append(threading.current_thread())
+        return messages_of(*arguments)
+
+    monkeypatch.setattr(responses, "messages_of", read)
+    thoughts = [{**THOUGHT, "content": [{"type": "reasoning_text", "text": f"HM {n}"}]} for n in range(2000)]
+    body = ResponsesBody(input=[ASK, *thoughts[:1000], {"type": "web_search_call"}, *thoughts[1000:], SAID, ASK])
+    assert [message.get("reasoning_content") for message in messages_of(None, body.input)] == [
+        None,
+        "\n".join(f"HM {n}" for n in range(2000)),
+        None,
+    ]
+    engine = ScriptedEngine(lambda context: [0], (0,), max_model_len=1 << 20)
+    service = Service(engine, text, ServerLimits())
+    with pytest.raises(ApiError, match="maximum context length"):
+        asyncio.run(responses.submit(service, body, Client()))
+    assert len(readers) == 1 and readers[0] is not threading.current_thread()
+
+
 @pytest.mark.parametrize("empty", ["", [], None, [{"type": "input_text", "text": ""}]])
 def test_what_a_tool_or_the_model_left_empty_is_read(post, empty):
     call = {"type": "function_call", "call_id": "a", "name": "shell", "arguments": "{}"}
@@ -190,6 +266,11 @@ def test_what_a_tool_or_the_model_left_empty_is_read(post, empty):
         ({"input": [ASK, {"type": "item_reference", "id": "msg_1"}]}, "input item 2 has the type 'item_reference'"),
         ({"input": [ASK, {"type": "compaction", "encrypted_content": "x"}]}, "input item 2 has the type 'compaction'"),
         ({"input": [{"type": 3}]}, "input item 1 has the type 3"),
+        ({"input": [ASK, {"type": [1]}]}, "input item 2 has the type [1], which is not a text"),
+        ({"input": [{"type": {"name": "message"}}]}, "input item 1 has the type {'name': 'message'}"),
+        ({"input": [ASK, call_of("shell", [1]), ANSWER]}, "input item 2: its name 'shell' in the namespace [1]"),
+        ({"input": [ASK, call_of(["shell"], "x"), ANSWER]}, "input item 2: its name ['shell'] in the namespace 'x'"),
+        ({"input": [ASK, call_of(None, None), ANSWER]}, "input item 2: its name None in the namespace None"),
         ({"input": [ASK, out("function_call_output", "nobody")]}, "message 3: it is the answer of a tool"),
     ],
 )

@@ -24,7 +24,13 @@ COLLECTS = """
 {%- if first %}{{- '<|im_start|>system\\n' + first + '<|im_end|>\\n' }}{%- endif %}
 {%- set messages = messages | rejectattr('role', 'equalto', 'system') | list %}"""
 COLLECTS += QWEN
-TEMPLATES = {"writes": WRITES, "drops": QWEN, "refuses": REFUSES, "collects": COLLECTS, "no tools": CHATML}
+LATEST = """
+{%- set rules = messages | selectattr('role', 'equalto', 'system') | list %}
+{%- set others = messages | rejectattr('role', 'equalto', 'system') | list %}
+{%- set messages = rules[-1:] + others %}"""
+LATEST += QWEN
+TEMPLATES = {"writes": WRITES, "drops": QWEN, "refuses": REFUSES, "collects": COLLECTS, "latest": LATEST}
+TEMPLATES["no tools"] = CHATML
 USER = {"role": "user", "content": "What is in a.py?"}
 SAID = {"role": "assistant", "content": "It is so."}
 CALLED = {"role": "assistant", "tool_calls": [{"id": "c", "type": "function", "function": {"name": "read"}}]}
@@ -66,7 +72,7 @@ def test_several_at_the_beginning_are_all_written(ask, tools):
         places = [prompt.index(text) for text in texts]
         assert places == sorted(places) and places[-1] < prompt.index("What is in")
         joined = "Rule 0.\n\nRule 1." in prompt
-        assert joined == (ask.kind in ("drops", "refuses"))
+        assert joined == (ask.kind in ("drops", "refuses", "latest"))
 
 
 @pytest.mark.parametrize(
@@ -82,13 +88,14 @@ def test_several_at_the_beginning_are_all_written(ask, tools):
 )
 def test_later_ones_are_written_or_refused(ask, messages):
     status, answer = ask(messages)
-    if ask.kind in ("writes", "collects", "no tools"):
+    several = sum(message["role"] in ("system", "developer") for message in messages) > 1
+    if ask.kind in ("writes", "collects", "no tools") or (ask.kind == "latest" and not several):
         assert status == 200, answer
         later = sum(message["content"] == "Be brief." for message in messages if "content" in message)
         assert answer.count("Be brief.") == later
-        if ask.kind != "collects":
+        if ask.kind not in ("collects", "latest"):
             assert answer.rindex("Be brief.") > answer.index("What is in")
     else:
         assert status == 400 and answer.count(". ") == 0 and answer.endswith(".")
-        reason = "leaves out the message of the system" if ask.kind == "drops" else "one system message"
+        reason = "one system message" if ask.kind == "refuses" else "leaves out the message of the system"
         assert "the chat template of agent" in answer and reason in answer

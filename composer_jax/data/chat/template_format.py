@@ -179,9 +179,9 @@ class TemplateFormat(ChatFormat):
         return [*ids, *self._last_end(dicts)]
 
     def _check_system(self, dicts: Dicts, declared: Dicts) -> None:
-        """Raises ValueError if the template leaves out a message of the system after the first one, as many do."""
-        anchors = {at: f"{_ANCHOR}{at}x" for at, message in enumerate(dicts) if at and message["role"] == "system"}
-        if not anchors:
+        """Raises ValueError if the template leaves out a message of the system where there are several, as many do."""
+        anchors = {at: f"{_ANCHOR}{at}x" for at, message in enumerate(dicts) if message["role"] == "system"}
+        if not any(anchors):  # there is none, or only one at the beginning
             return
         anchored = [{**message, "content": anchors.get(at, message["content"])} for at, message in enumerate(dicts)]
         text = self.template.text(anchored, declared, False)

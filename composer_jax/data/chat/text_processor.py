@@ -95,8 +95,13 @@ class TextProcessor:
         self.files, self.config, self.name = files, config, name
 
     def named(self, name: str) -> TextProcessor:
-        """Returns the text side of the same model, whose errors call it `name` instead of naming its files' place."""
-        return TextProcessor(_NamedFiles(self.files, name), self.config, name)
+        """Returns the text side of the same model, whose errors call it `name` instead of naming its files' place.
+
+        Generation defaults are read first: whoever names the model is told the place of a file that cannot be read.
+        """
+        named = TextProcessor(_NamedFiles(self.files, name), self.config, name)
+        named.defaults = self.defaults
+        return named
 
     @functools.cached_property
     def tokenizer(self) -> TextTokenizer:
