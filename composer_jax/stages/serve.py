@@ -76,8 +76,12 @@ def serve(address: str, options: ServeOptions) -> None:
     use_compilation_cache()
     require_float_dtype(options.dtype)
     checkpoint = open_checkpoint(address)
-    checkpoint.text.tokenizer  # noqa: B018 - refuses a model without one, by its place
     text = checkpoint.text.named(options.name or checkpoint.name)
+    try:
+        text.tokenizer  # noqa: B018 - refuses a model without one
+    except UserError:
+        checkpoint.text.tokenizer  # noqa: B018 - tells whoever starts the server where the files are
+        raise
     config = sampler_config(options, checkpoint.config.max_context)
     leads = process_count() == 1 or is_first_process()
     listening = _listen(options.host, options.port) if leads else None

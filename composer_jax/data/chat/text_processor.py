@@ -97,7 +97,7 @@ class TextProcessor:
     def named(self, name: str) -> TextProcessor:
         """Returns the text side of the same model, whose errors call it `name` instead of naming its files' place.
 
-        Generation defaults are read first: whoever names the model is told the place of a file that cannot be read.
+        The generation defaults are read before, so that an error about them says where their file is.
         """
         named = TextProcessor(_NamedFiles(self.files, name), self.config, name)
         named.defaults = self.defaults
@@ -160,13 +160,16 @@ class TextProcessor:
         bos = self.tokenizer.bos if add_special_tokens else None
         return self._check(ids if bos is None or ids[:1] == [bos] else [bos, *ids])
 
-    def _encode_control(self, prompt: str) -> list[int]:
+    @functools.cached_property
+    def _control(self) -> ControlText:
         if not isinstance(self.tokenizer, ModelTokenizer):
             raise UserError(
                 f"the control tokens of {self.name} cannot be spelled; send their ids, or no parse_special."
             )
-        control = ControlText(self.tokenizer)
-        return control.ids(prompt, control.mark(prompt), before="")
+        return ControlText(self.tokenizer)
+
+    def _encode_control(self, prompt: str) -> list[int]:
+        return self._control.ids(prompt, self._control.mark(prompt), before="")
 
     def encode_chat(self, messages: Messages, tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         """Returns the ids of a conversation and of the beginning of the model's answer.
