@@ -246,7 +246,7 @@ class ResponsesBody(SamplingBody):
     instructions: StrictStr | None = None
     text: TextOptions | None = None
     include: list[StrictStr] | None = None
-    """Of what it names, the results of tools and encrypted reasoning do not exist here."""
+    """What else the answer shall hold. Results of tools and encrypted reasoning are not made here and left out."""
     tools: list[dict[str, Any]] | None = None
     tool_choice: ToolChoice = None
     parallel_tool_calls: StrictBool | None = None

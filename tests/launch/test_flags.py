@@ -300,7 +300,7 @@ def test_a_begun_run_needs_no_config(tmp_path):
     again, workdir = flags.parse(arguments)
     assert workdir == tmp_path and again.rl.steps == 7 and again.profile.steps == "2:3"
     again.rl.steps = config.rl.steps
-    # What is traced is no part of a run, which may go on with another profile.
+    # The folder does not hold the profile, so that a run may go on with another one.
     assert json.loads(json.dumps(again.to_dict())) == stored | {"profile": {"steps": "2:3"}}
     again.profile.steps = ""
     with Run(again, tmp_path) as run:  # the folder takes both for the same config

@@ -20,7 +20,7 @@ def apply_hunks(text: str, hunks: Sequence[Hunk]) -> str:
 
     A hunk is applied at its line number if its old lines are there, else at the only place behind the previous hunk
     where they are; hunks that all have line numbers are ordered by them. The text keeps its byte order mark unless the
-    old lines begin with it. Raises PatchError, which starts with "hunk N", if there is no such place or several.
+    old lines begin with it. Raises PatchError if there is no such place, or several; its sentence starts with "hunk N".
     """
     mark = BOM if text.startswith(BOM) and not any(line.startswith(BOM) for hunk in hunks for line in hunk.old) else ""
     file = _PatchedText(text.removeprefix(mark))
@@ -98,7 +98,7 @@ class _PatchedText:
         return start, end, new
 
     def _insert(self, done: int, hunk: Hunk, name: str) -> tuple[int, int, str] | None:
-        """The place of a hunk without old lines; None if there is no line of its anchors."""
+        """The place of a hunk without old lines; None if its anchors are not in the text."""
         shown, new = self.shown, "".join(hunk.new)
         low = _skip_anchors(shown.text, shown.from_file(done), hunk.anchors)
         if low is None:
