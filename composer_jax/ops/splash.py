@@ -96,7 +96,8 @@ def _backward(interpret, window, transpose, dy):
     with without_vma_checks() as plain:
         gradients = jax.jit(lambda transpose, dy: transpose(dy))(jax.tree.map(plain, transpose), plain(dy))
     dq, dk, dv, *dsinks = (pcast_varying(gradient, axes) for gradient in gradients)
-    return dq, dk, dv, None, None, None, dsinks[0] if dsinks else None
+    # JAX's kernel returns the gradient of float32 sinks in the dtype of its outputs.
+    return dq, dk, dv, None, None, None, dsinks[0].astype(jnp.float32) if dsinks else None
 
 
 _attention.defvjp(_forward, _backward)

@@ -113,6 +113,18 @@ def test_padding_attends_to_nothing(monkeypatch, form, window, sinks):
         assert not array[PADDED == 0].any()
 
 
+def test_sinks_have_a_float32_gradient_in_bfloat16_too():
+    shapes = [(1, 128, H, X), (1, 128, N, X), (1, 128, N, V)]
+    operands = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes] + [jax.ShapeDtypeStruct((H,), "float32")]
+
+    def objective(q, k, v, sinks):
+        segments = np.ones((1, 128), np.int32)
+        return kernel(q, k, v, sinks, np.arange(128), None, False, segments).astype(jnp.float32).sum()
+
+    gradients = jax.eval_shape(jax.grad(objective, (0, 3)), *operands)
+    assert [gradient.dtype for gradient in gradients] == [jnp.bfloat16, jnp.float32]
+
+
 def documents(*lengths: int) -> np.ndarray:
     """The segments of a row of 8192 tokens that holds documents of these lengths."""
     row = np.repeat(np.arange(len(lengths)) + 1, lengths).astype(np.int32)
