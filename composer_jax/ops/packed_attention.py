@@ -1,4 +1,4 @@
-"""Causal attention within whole rows: one contract, a fused kernel on TPUs, matrix products elsewhere.
+"""Causal attention within whole rows: one contract, fused kernels on TPUs and GPUs, matrix products elsewhere.
 
 The mask is a rule (`AttentionMask`) instead of an [S,S] array, which would have 64 billion entries per row at 256
 thousand positions.
@@ -9,8 +9,11 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from composer_jax.ops import splash
+from composer_jax.errors import UserError
+from composer_jax.ops import cudnn_attention, splash
 from composer_jax.ops.attention import additive_mask, attend
+from composer_jax.ops.attention_form import AttentionForm, RowShape, cudnn_refusal, splash_refusal
+from composer_jax.ops.local_gpu import local_gpu
 from composer_jax.ops.shapes import check_shapes
 
 BLOCK = 128
@@ -36,6 +39,8 @@ class AttentionMask:
     """Whether the queries are the whole row, at positions 0, 1, ..., rather than one device's shard of it."""
     window: int | None = None
     """Tokens, the query included, that a layer with a sliding window attends to; None: no layer has a window."""
+    form: AttentionForm = "auto"
+    """How attend_rows computes it (ops/attention_form.py)."""
 
 
 def attend_rows(
@@ -48,24 +53,42 @@ def attend_rows(
 ) -> jax.Array:
     """Returns masked softmax(q k^T) v, [B,S,H,V]. Heads, scale and sinks are those of ops/attention.py: attend.
 
-    Padding attends to nothing: its outputs and their gradients are zero. The kernel skips blocks of it.
+    Padding attends to nothing: its outputs and their gradients are zero, and the fused forms skip it. The platform that
+    the program is compiled for decides between the forms that mask.form leaves. That of cuDNN is traced only where
+    this process has a GPU for it.
 
     Args:
       windowed: bool scalar, whether this layer has the sliding window; None where no layer has (mask.window=None).
+
+    Raises:
+      UserError: mask.form names a fused form that cannot compute these shapes.
     """
     _check(q_BSHX, k_BTNX, v_BTNV, mask, windowed, sinks_H)
 
     def plain(q, k, v, windowed, sinks):
         return products(q, k, v, mask, windowed, sinks)
 
-    def kernel(q, k, v, windowed, sinks):
+    def tpu_kernel(q, k, v, windowed, sinks):
         fields = mask.positions_S, mask.segments_BS, mask.key_segments_BT
         return splash.attend(q, k, v, *fields, mask.window, windowed, sinks)
 
+    def gpu_kernel(q, k, v, windowed, sinks):
+        return cudnn_attention.attend(q, k, v, mask.segments_BS, mask.window, windowed, sinks)
+
     operands = (q_BSHX, k_BTNX, v_BTNV, windowed, sinks_H)
-    if not splash.supports(q_BSHX.shape, k_BTNX.shape):
+    (_, s, h, x), t, v_width = q_BSHX.shape, k_BTNX.shape[1], v_BTNV.shape[3]
+    shape = RowShape(q_BSHX.dtype, s, t, h, x, v_width, mask.is_whole_row)
+    reasons = {"splash": splash_refusal(shape), "cudnn": cudnn_refusal(local_gpu(), shape)}
+    if (reason := reasons.get(mask.form)) is not None:
+        raise UserError(f"model.attention_form={mask.form!r} cannot compute these rows, because {reason}; use 'auto'.")
+    fused = {"splash": ("tpu", tpu_kernel), "cudnn": ("cuda", gpu_kernel)}
+    chosen = [form for form, reason in reasons.items() if reason is None and mask.form in ("auto", form)]
+    if not chosen:
         return plain(*operands)
-    return jax.lax.platform_dependent(*operands, tpu=kernel, default=plain)
+    # Every branch returns the residuals of all branches, zeros for those of the others: on a GPU's host those of the
+    # plain form, which are scores, are left out.
+    default = jax.checkpoint(plain) if "cudnn" in chosen else plain
+    return jax.lax.platform_dependent(*operands, **dict(fused[form] for form in chosen), default=default)
 
 
 def products(
