@@ -55,7 +55,7 @@ def attend_rows(
 
     Padding attends to nothing: its outputs and their gradients are zero, and the fused forms skip it. The platform that
     the program is compiled for decides between the forms that mask.form leaves. That of cuDNN is traced only where
-    this process has a GPU for it.
+    this process has a GPU for it, that of TPUs only where it has no GPU.
 
     Args:
       windowed: bool scalar, whether this layer has the sliding window; None where no layer has (mask.window=None).
@@ -78,17 +78,17 @@ def attend_rows(
     operands = (q_BSHX, k_BTNX, v_BTNV, windowed, sinks_H)
     (_, s, h, x), t, v_width = q_BSHX.shape, k_BTNX.shape[1], v_BTNV.shape[3]
     shape = RowShape(q_BSHX.dtype, s, t, h, x, v_width, mask.is_whole_row)
-    reasons = {"splash": splash_refusal(shape), "cudnn": cudnn_refusal(local_gpu(), shape)}
+    gpu = local_gpu()
+    reasons = {"splash": splash_refusal(shape), "cudnn": cudnn_refusal(gpu, shape)}
     if (reason := reasons.get(mask.form)) is not None:
         raise UserError(f"model.attention_form={mask.form!r} cannot compute these rows, because {reason}; use 'auto'.")
-    fused = {"splash": ("tpu", tpu_kernel), "cudnn": ("cuda", gpu_kernel)}
-    chosen = [form for form, reason in reasons.items() if reason is None and mask.form in ("auto", form)]
-    if not chosen:
+    # Each branch returns the residuals of all branches, with zeros for those of the others. So a program of a GPU's
+    # host has neither those of the TPU kernel nor, with cuDNN's form, the scores of the plain one.
+    fused = {"splash": ("tpu", tpu_kernel)} if gpu is None else {"cudnn": ("cuda", gpu_kernel)}
+    branches = dict(branch for form, branch in fused.items() if reasons[form] is None and mask.form in ("auto", form))
+    if not branches:
         return plain(*operands)
-    # Every branch returns the residuals of all branches, zeros for those of the others: on a GPU's host those of the
-    # plain form, which are scores, are left out.
-    default = jax.checkpoint(plain) if "cudnn" in chosen else plain
-    return jax.lax.platform_dependent(*operands, **dict(fused[form] for form in chosen), default=default)
+    return jax.lax.platform_dependent(*operands, **branches, default=plain if gpu is None else jax.checkpoint(plain))
 
 
 def products(
