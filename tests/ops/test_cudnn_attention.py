@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, PartitionSpec
 
 from composer_jax.ops import cudnn_attention, packed_attention
 from composer_jax.ops.local_gpu import LocalGpu
@@ -19,7 +20,7 @@ S, H, N = 40, 4, 2
 WINDOW = 5
 MANY = [[1] * 3 + [2] * 10 + [5] + [6] * 9 + [7] * 8 + [0] * 9, [1] * 5 + [0] * 3 + [2] * 20 + [3] + [4] * 11]
 """Documents of one token, segments that leave out numbers, padding between documents."""
-ONE_AND_NONE = [[1] * S, [0] * S]
+NONE_AND_ONE = [[0] * S, [1] * S]
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ def plain(q, k, v, segments, window, windowed, sinks):
 ALL = dict(window=WINDOW, windowed=True, sinks=True, widths=(24, 16))
 CASES = {
     "documents": (MANY, {}),
-    "one_and_none": (ONE_AND_NONE, dict(window=WINDOW, windowed=False, widths=(8, 24), sinks=True)),
+    "none_and_one": (NONE_AND_ONE, dict(window=WINDOW, windowed=False, widths=(8, 24), sinks=True)),
     "all": (MANY, ALL),
     "all_in_several_calls": (MANY, ALL | dict(DOCUMENTS=2)),
     "rows_in_turn": (MANY, ALL | dict(DOCUMENTS=3, WORKSPACE=3 * S * H * 24)),
@@ -81,6 +82,25 @@ def test_bfloat16_differs_by_rounding_only(reference):
     assert [a.dtype for a in (*grads, y)] == [jnp.bfloat16] * 4 and dsinks.dtype == jnp.float32
     for a, e in zip((*grads, dsinks, y), jax.tree.leaves(expected), strict=True):
         assert relative_error(a.astype(jnp.float32), e) < 2e-2
+
+
+def test_devices_that_share_sinks_and_nothing_else_compute_what_one_does(reference):
+    """Under shard_map with its VMA checks; the gradient of sinks is summed over the devices."""
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Explicit,))
+    how = dict(widths=(16, 16), window=WINDOW, windowed=True, sinks=True, dtype=jnp.float32)
+
+    def sharded(q, k, v, segments, window, windowed, sinks):
+        specs = (PartitionSpec("data"),) * 4 + (PartitionSpec(),) * 2
+        rows = [jax.sharding.reshard(array, specs[0]) for array in (q, k, v, segments)]
+        per_device = lambda *operands: cudnn_attention.attend(*operands[:4], window, *operands[4:])  # noqa: E731
+        y = jax.shard_map(per_device, mesh=mesh, in_specs=specs, out_specs=specs[0])(*rows, windowed, sinks)
+        return jax.sharding.reshard(y, PartitionSpec())
+
+    with jax.set_mesh(mesh):
+        actual = value_and_gradients(sharded, MANY, **how)
+    expected = value_and_gradients(plain, MANY, **how)
+    for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        assert relative_error(a, e) < 2e-5
 
 
 def lowered_for_cuda(function, *operands) -> str:
@@ -123,6 +143,15 @@ def test_the_calls_are_those_of_jax_own_function(monkeypatch, window):
     assert list(expected) == ["__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"]
     assert all(call in ours for call in expected.values())
     assert "max_seg_per_batch" in expected["__cudnn$fmhaSoftmax"]
+
+
+def test_calls_stay_within_32_bit_offsets_and_a_bounded_workspace():
+    """Of four rows with 0.8 billion numbers of queries each, a call has one, and places for two documents."""
+    rows = shapes((4, 2**16, 64, 192), (4, 2**16, 64, 192), (4, 2**16, 64, 128))
+    text = lowered_for_cuda(cudnn_attention.attend, *rows, *shapes((4, 2**16), dtype=jnp.int32))
+    (call,) = custom_calls(text).values()
+    assert "(tensor<1x65536x64x192xbf16>, " in call
+    assert "tensor<1x2xi32>, tensor<1x2xi32>, tensor<1x3xi32>, tensor<1x3xi32>) -> " in call
 
 
 def rows_form(q, k, v, segments, sinks, windowed, *, form="auto"):
