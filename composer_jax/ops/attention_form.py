@@ -17,7 +17,7 @@ from composer_jax.ops import cudnn_attention, splash
 from composer_jax.ops.local_gpu import LocalGpu
 
 AttentionForm = Literal["auto", "splash", "cudnn", "plain"]
-PLATFORMS = {"splash": "tpu", "cudnn": "gpu"}
+PLATFORMS: dict[AttentionForm, str] = {"splash": "tpu", "cudnn": "gpu"}
 """Fused form -> the platform that it is for, as jax names it."""
 
 
@@ -69,7 +69,7 @@ def choose_form(asked: AttentionForm, platform: str, gpu: LocalGpu | None, shape
     return FormChoice(asked, "")
 
 
-def _why_not(form: str, platform: str, gpu: LocalGpu | None, shape: RowShape) -> str | None:
+def _why_not(form: AttentionForm, platform: str, gpu: LocalGpu | None, shape: RowShape) -> str | None:
     if platform != PLATFORMS[form]:
         return f"it is for the platform {PLATFORMS[form]!r} and these devices are of {platform!r}"
     return splash_refusal(shape) if form == "splash" else cudnn_refusal(gpu, shape)
