@@ -17,8 +17,8 @@ from composer_jax.ops import cudnn_attention, splash
 from composer_jax.ops.local_gpu import LocalGpu
 
 AttentionForm = Literal["auto", "splash", "cudnn", "plain"]
-PLATFORMS: dict[AttentionForm, str] = {"splash": "tpu", "cudnn": "gpu"}
-"""Fused form -> the platform that it is for, as jax names it."""
+FUSED: dict[str, AttentionForm] = {"tpu": "splash", "gpu": "cudnn"}
+"""Platform, as jax names it -> its fused form."""
 
 
 class RowShape(NamedTuple):
@@ -56,23 +56,21 @@ def choose_form(asked: AttentionForm, platform: str, gpu: LocalGpu | None, shape
     Raises:
       UserError: `asked` names a fused form that cannot run; the sentence has the reason and the forms that can.
     """
-    reasons = {form: _why_not(form, platform, gpu, shape) for form in PLATFORMS}
-    fused = next((form for form, reason in reasons.items() if reason is None), None)
     if asked == "plain":
         return FormChoice("plain", "model.attention_form='plain'")
+    fused = FUSED.get(platform)
+    if fused is None:
+        reason = f"no fused form is for the platform {platform!r}"
+    else:
+        reason = splash_refusal(shape) if fused == "splash" else cudnn_refusal(gpu, shape)
+    if fused is not None and reason is None and asked in ("auto", fused):
+        return FormChoice(fused, "")
     if asked == "auto":
-        own = next((reasons[form] for form, other in PLATFORMS.items() if other == platform), None)
-        return FormChoice(fused or "plain", "" if fused else own or f"no fused form is for the platform {platform!r}")
-    if (reason := reasons[asked]) is not None:
-        others = " or ".join(repr(form) for form in ("auto", fused, "plain") if form)
-        raise UserError(f"model.attention_form={asked!r} cannot run here, because {reason}; use {others}.")
-    return FormChoice(asked, "")
-
-
-def _why_not(form: AttentionForm, platform: str, gpu: LocalGpu | None, shape: RowShape) -> str | None:
-    if platform != PLATFORMS[form]:
-        return f"it is for the platform {PLATFORMS[form]!r} and these devices are of {platform!r}"
-    return splash_refusal(shape) if form == "splash" else cudnn_refusal(gpu, shape)
+        return FormChoice("plain", reason or "")
+    others = " or ".join(repr(form) for form in ("auto", fused, "plain") if form != fused or reason is None)
+    if asked != fused:
+        reason = f"these devices are of the platform {platform!r}"
+    raise UserError(f"model.attention_form={asked!r} cannot run here, because {reason}; use {others}.")
 
 
 def splash_refusal(shape: RowShape) -> str | None:

@@ -106,7 +106,7 @@ def test_rows_that_context_does_not_divide_are_named_before_the_first_stage(new_
 def test_a_form_of_attention_that_cannot_run_is_refused_before_the_first_stage(new_run):
     run = new_run(model={"attention_form": "cudnn"}, rl={"batches": ((256, 16), (512, 8))})
     with pytest.raises(
-        UserError, match="model.attention_form='cudnn' cannot run here, .* 'cpu'; use 'auto' or 'plain'"
+        UserError, match="model.attention_form='cudnn' cannot run here, .* platform 'cpu'; use 'auto' or 'plain'"
     ):
         _ = run.mesh
 
