@@ -18,6 +18,8 @@ from composer_jax.ops.shapes import check_shapes
 
 BLOCK = 128
 """Queries of one product, at least; a block of queries is multiplied with the keys up to its own end only."""
+GPU_BLOCK = 512
+"""The same on a GPU's host, where XLA autotunes the products of every block while it compiles."""
 MOST_BLOCKS = 16
 """Products per row, at most."""
 
@@ -102,7 +104,8 @@ def products(
     """The form of plain matrix products. Where the queries are the whole row, keys after a block are not computed."""
     _check(q_BSHX, k_BTNX, v_BTNV, mask, windowed, sinks_H)
     s, t = q_BSHX.shape[1], k_BTNX.shape[1]
-    size = -(-s // min(MOST_BLOCKS, max(1, s // BLOCK)))
+    least = BLOCK if local_gpu() is None else GPU_BLOCK
+    size = -(-s // min(MOST_BLOCKS, max(1, s // least)))
 
     def block(start: int) -> jax.Array:
         queries = slice(start, min(start + size, s))
