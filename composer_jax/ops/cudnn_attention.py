@@ -1,17 +1,17 @@
-"""Causal attention of packed rows by cuDNN's fused kernels for NVIDIA GPUs, with their gradients.
+"""Causal attention of packed rows by cuDNN's fused kernels for NVIDIA GPUs, and its gradients.
 
 The documents of a row are the runs of equal segments. cuDNN computes a list of documents, each given by the offset of
-its first token and its length: no document sees another, padding is in none and costs nothing, and no array of scores
-exists. A call has a fixed number of places for documents. Where a batch has more, a loop calls again.
+its first token and its length. So documents do not see each other, padding belongs to none and costs nothing, and no
+array of scores exists. A call has a fixed number of places for documents; a loop calls again while a batch has more.
 
-JAX's own primitives make the custom calls. They are bound here, below JAX's function around them, because that one
-looks at the GPU while tracing, so that it cannot be a branch of platform_dependent, and its residual, the log-sum-exp,
-has a row per place for a document. Here it is [B,S,H] between the passes.
+The calls are JAX's own primitives, bound here without JAX's public function around them. That function checks the GPU
+while it is traced, so platform_dependent cannot hold it, and keeps a float32 number per place, head and token for the
+backward pass. This file keeps one per head and token, the log-sum-exp of the logits.
 
-Attention sinks. With sinks c, the weights are P = exp(z - l') where l' = log(exp(l) + exp(c)) and l is the log-sum-exp
-of the logits z that cuDNN returns; the output is y = o exp(l - l'). cuDNN's backward pass computes P again from the
-log-sum-exp that it is given, and dz = P (dy v - dy y). So it is given l' for l and y for o, and returns the gradients
-of queries, keys and values with sinks. The sink has the weight exp(c - l') and no value: dc = -sum exp(c - l') (dy y).
+Attention sinks c are no operand of cuDNN. With logits z, their log-sum-exp l, l' = log(exp(l) + exp(c)) and cuDNN's
+output o, the weights are P = exp(z - l') and the output is y = o exp(l - l'). cuDNN's backward pass takes the weights
+from the log-sum-exp, and dv = P dy and dz = P (dy v - dy y) from the output, that it is given: with l' and y these are
+the gradients under sinks. A sink has the weight exp(c - l') and the value 0, so that dc = -sum exp(c - l') (dy y).
 """
 
 import functools
@@ -26,17 +26,17 @@ from composer_jax.ops.shapes import check_shapes
 from composer_jax.ops.vma import match_vma, pcast_varying, varying_axes
 
 MAX_OFFSET = 2**31 - 1
-"""cuDNN's offsets are int32 and count numbers, not tokens."""
+"""cuDNN's offsets are int32 and count numbers instead of tokens."""
 DOCUMENTS = 8
-"""Documents per row of a call, at most: places for B times as many in a batch of B rows."""
+"""Places for documents in a call per row, at most; the rows of a call share them."""
 WORKSPACE = 2**31
-"""Numbers of cuDNN's float32 sum of the queries' gradients in one call, at most, if that leaves two places for
-documents: it has queries of the length of a row in every place (dQ_accum in cudnn-frontend 1.32,
-include/cudnn_frontend/node/scaled_dot_product_flash_attention.h)."""
+"""Numbers in cuDNN's float32 sum of the queries' gradients, at most, unless a row with two places needs more. Every
+place has queries of a whole row there (dQ_accum in cudnn-frontend 1.32, include/cudnn_frontend/node:
+scaled_dot_product_flash_attention.h)."""
 
 
 class _Documents(NamedTuple):
-    """The documents of one call. C places; a place without a document has the length 0."""
+    """The documents of one call, in C places; places without a document come last and have the length 0."""
 
     starts_C: jax.Array
     """int32: the first token, counted over the whole batch; B*S for none."""
@@ -47,7 +47,7 @@ class _Documents(NamedTuple):
     position_BS: jax.Array
     """int32: position of each token in its document."""
     inside_BS: jax.Array
-    """bool: whether the token's document is in this call; the other arrays hold nothing about other tokens."""
+    """bool: whether the token's document is in this call; place and position mean nothing for other tokens."""
 
 
 def attend(
@@ -130,16 +130,16 @@ _attention.defvjp(_forward, _backward)
 
 
 def fused_forward(q, k, v, lengths_C, q_offsets, kv_offsets, window: int | None):
-    """Returns outputs [B,S,H,X] and the log-sum-exp of the logits, float32 [C,H,S], where the documents have tokens.
+    """Returns cuDNN's outputs [B,S,H,X] and the log-sum-exp of the logits, float32 [C,H,S] by place and position.
 
-    What cuDNN writes elsewhere is undefined. Queries, keys and values are equally wide.
+    Only tokens of the documents have values; what lies elsewhere is undefined. q [B,S,H,X], k and v [B,S,N,X].
 
     Args:
-      lengths_C: int32: tokens of the C documents, a multiple of B.
-      q_offsets, kv_offsets: int32 [C+B]: the C places of their first tokens in queries and outputs, and in keys and
-        values, and then the ends of these arrays. They count numbers, so one offset of both keys and values needs heads
-        of one width, and that of grouped keys has their own number of heads.
-      window: keys that a query attends to, its own included.
+      lengths_C: int32: tokens of each document. C is a multiple of B.
+      q_offsets, kv_offsets: int32 [C+B]: where each document begins in q and the outputs, and in k and v, and then the
+        ends of these arrays. They count numbers: one offset for keys and values needs both equally wide, and with
+        grouped queries it counts the heads of keys.
+      window: keys that a query attends to, its own included; None: all before it.
     """
     from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
@@ -149,9 +149,11 @@ def fused_forward(q, k, v, lengths_C, q_offsets, kv_offsets, window: int | None)
 
 
 def fused_backward(q, k, v, y, dy, stats_CHS, lengths_C, q_offsets, kv_offsets, window: int | None):
-    """Returns the gradients of q, k and v where the documents have tokens; arguments are those of fused_forward.
+    """Returns cuDNN's gradients of q, k and v; undefined except for tokens of the documents.
 
-    y, dy: [B,S,H,X]. stats_CHS: the log-sum-exp, which weights are computed from.
+    Args:
+      y, dy: [B,S,H,X]: outputs and their gradients.
+      stats_CHS: the log-sum-exp that the weights follow from. The other arguments are those of fused_forward.
     """
     from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
@@ -160,8 +162,8 @@ def fused_backward(q, k, v, y, dy, stats_CHS, lengths_C, q_offsets, kv_offsets, 
 
 
 def _packed(q, lengths_C, q_offsets, kv_offsets):
-    """Returns the operands of JAX's primitives between values and the log-sum-exp, in JAX's shapes."""
-    unused = jnp.zeros(0, q.dtype)  # bias, and two tables of pages
+    """Returns the operands that JAX's primitives take after q, k and v: bias, lengths, offsets, tables of pages."""
+    unused = jnp.zeros(0, q.dtype)
     lengths, *offsets = (array.reshape(q.shape[0], -1) for array in (lengths_C, q_offsets, kv_offsets))
     return unused, lengths, lengths, *offsets, unused, unused
 
@@ -218,17 +220,18 @@ def _in_groups_of_rows(function: Callable, *arrays: jax.Array):
 
 
 def _each_document(call: Callable, segments_BS: jax.Array, places: int):
-    """Returns what `call` returns for the documents of a call, for all documents of the rows; zeros for padding.
+    """Returns the arrays [B,S,...] that `call` returns, each token's from the call with its document; 0 for padding.
 
-    call: a function of _Documents that returns arrays [B,S,...].
+    call: a function of _Documents. Its arrays may hold anything for tokens outside of them.
     """
-    before_BS = jnp.pad(segments_BS[:, :-1], ((0, 0), (1, 0)))
-    begins_BS = (segments_BS > 0) & (segments_BS != before_BS)
+    neighbours = jnp.pad(segments_BS, ((0, 0), (1, 1)))
+    begins_BS = (segments_BS > 0) & (segments_BS != neighbours[:, :-2])
+    ends_BS = (segments_BS > 0) & (segments_BS != neighbours[:, 2:])
     numbers_BS = jnp.cumsum(begins_BS.reshape(-1)).reshape(segments_BS.shape) - 1
     numbers_BS = jnp.where(segments_BS > 0, numbers_BS, -1)
 
     def fill(first: jax.Array, arrays):
-        documents = _documents(numbers_BS, first, places)
+        documents = _documents(begins_BS, ends_BS, numbers_BS, first, places)
         fresh = call(documents)
 
         def merge(fresh, old):
@@ -247,15 +250,26 @@ def _each_document(call: Callable, segments_BS: jax.Array, places: int):
     return arrays
 
 
-def _documents(numbers_BS: jax.Array, first: jax.Array, places: int) -> _Documents:
-    """Returns the `places` documents from number `first` on, counted over the batch; numbers_BS is -1 for padding."""
+def _documents(
+    begins_BS: jax.Array, ends_BS: jax.Array, numbers_BS: jax.Array, first: jax.Array, places: int
+) -> _Documents:
+    """Returns the `places` documents from number `first` on, counted over all rows.
+
+    Args:
+      begins_BS, ends_BS: bool, whether a token is the first and the last of its document.
+      numbers_BS: int32, the number of each token's document; -1 for padding.
+    """
     size = numbers_BS.size
+    tokens_BS = jnp.arange(size, dtype=jnp.int32).reshape(numbers_BS.shape)
     place_BS = numbers_BS - first
     inside_BS = (place_BS >= 0) & (place_BS < places)
-    is_in_CT = place_BS.reshape(-1) == jnp.arange(places)[:, None]
-    tokens_T = jnp.arange(size, dtype=jnp.int32)
-    starts_C = jnp.where(is_in_CT, tokens_T, size).min(1)
-    lengths_C = is_in_CT.sum(1, dtype=jnp.int32)
+
+    def by_place(marked_BS: jax.Array, nothing: int) -> jax.Array:
+        indices_BS = jnp.where(inside_BS & marked_BS, place_BS, places)
+        return jnp.full(places, nothing, jnp.int32).at[indices_BS].set(tokens_BS, mode="drop")
+
+    starts_C = by_place(begins_BS, size)
+    lengths_C = by_place(ends_BS, size - 1) - starts_C + 1
     place_BS = jnp.clip(place_BS, 0, places - 1)
-    position_BS = jnp.clip(tokens_T.reshape(numbers_BS.shape) - starts_C[place_BS], 0)
+    position_BS = jnp.clip(tokens_BS - starts_C[place_BS], 0)
     return _Documents(starts_C, lengths_C, place_BS, position_BS, inside_BS)
