@@ -4,9 +4,9 @@ The documents of a row are the runs of equal segments. cuDNN computes a list of 
 its first token and its length. So documents do not see each other, padding belongs to none and costs nothing, and no
 array of scores exists. A call has a fixed number of places for documents; a loop calls again while a batch has more.
 
-The calls are JAX's own primitives, bound here without JAX's public function around them. That function checks the GPU
-while it is traced, so platform_dependent cannot hold it, and keeps a float32 number per place, head and token for the
-backward pass. This file keeps one per head and token, the log-sum-exp of the logits.
+The calls are JAX's own primitives, bound here without JAX's public function around them. That function cannot be traced
+without a GPU, keeps a float32 number per place, head and token for the backward pass, and in JAX 0.10.2 multiplies the
+offsets of keys by the heads of queries. This file keeps one number per head and token, the log-sum-exp of the logits.
 
 Attention sinks c are no operand of cuDNN. With logits z, their log-sum-exp l, l' = log(exp(l) + exp(c)) and cuDNN's
 output o, the weights are P = exp(z - l') and the output is y = o exp(l - l'). cuDNN's backward pass takes the weights

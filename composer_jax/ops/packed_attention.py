@@ -55,9 +55,9 @@ def attend_rows(
 ) -> jax.Array:
     """Returns masked softmax(q k^T) v, [B,S,H,V]. Heads, scale and sinks are those of ops/attention.py: attend.
 
-    Padding attends to nothing: its outputs and their gradients are zero, and the fused forms skip it. The platform that
-    the program is compiled for decides between the forms that mask.form leaves. That of cuDNN is traced only where
-    this process has a GPU for it, that of TPUs only where it has no GPU.
+    Padding attends to nothing: its outputs and their gradients are zero, and the fused forms skip it. A process with an
+    NVIDIA GPU traces programs for it alone: cuDNN's form where it can run, for which other platforms have no lowering,
+    and else the plain one. In other processes the platform that the program is compiled for decides.
 
     Args:
       windowed: bool scalar, whether this layer has the sliding window; None where no layer has (mask.window=None).
@@ -67,6 +67,13 @@ def attend_rows(
     """
     _check(q_BSHX, k_BTNX, v_BTNV, mask, windowed, sinks_H)
 
+    (_, s, h, x), t, v_width = q_BSHX.shape, k_BTNX.shape[1], v_BTNV.shape[3]
+    shape = RowShape(q_BSHX.dtype, s, t, h, x, v_width, mask.is_whole_row)
+    gpu = local_gpu()
+    reasons = {"splash": splash_refusal(shape), "cudnn": cudnn_refusal(gpu, shape)}
+    if (reason := reasons.get(mask.form)) is not None:
+        raise UserError(f"model.attention_form={mask.form!r} cannot compute these rows, because {reason}; use 'auto'.")
+
     def plain(q, k, v, windowed, sinks):
         return products(q, k, v, mask, windowed, sinks)
 
@@ -74,23 +81,15 @@ def attend_rows(
         fields = mask.positions_S, mask.segments_BS, mask.key_segments_BT
         return splash.attend(q, k, v, *fields, mask.window, windowed, sinks)
 
-    def gpu_kernel(q, k, v, windowed, sinks):
-        return cudnn_attention.attend(q, k, v, mask.segments_BS, mask.window, windowed, sinks)
-
     operands = (q_BSHX, k_BTNX, v_BTNV, windowed, sinks_H)
-    (_, s, h, x), t, v_width = q_BSHX.shape, k_BTNX.shape[1], v_BTNV.shape[3]
-    shape = RowShape(q_BSHX.dtype, s, t, h, x, v_width, mask.is_whole_row)
-    gpu = local_gpu()
-    reasons = {"splash": splash_refusal(shape), "cudnn": cudnn_refusal(gpu, shape)}
-    if (reason := reasons.get(mask.form)) is not None:
-        raise UserError(f"model.attention_form={mask.form!r} cannot compute these rows, because {reason}; use 'auto'.")
-    # Each branch returns the residuals of all branches, with zeros for those of the others. So a program of a GPU's
-    # host has neither those of the TPU kernel nor, with cuDNN's form, the scores of the plain one.
-    fused = {"splash": ("tpu", tpu_kernel)} if gpu is None else {"cudnn": ("cuda", gpu_kernel)}
-    branches = dict(branch for form, branch in fused.items() if reasons[form] is None and mask.form in ("auto", form))
-    if not branches:
-        return plain(*operands)
-    return jax.lax.platform_dependent(*operands, **branches, default=plain if gpu is None else jax.checkpoint(plain))
+    if gpu is not None:
+        # No branch of platform_dependent: JAX hands the residuals and constants of every branch, scores and masks too,
+        # through the others, as zeros.
+        if reasons["cudnn"] is None and mask.form in ("auto", "cudnn"):
+            return cudnn_attention.attend(q_BSHX, k_BTNX, v_BTNV, mask.segments_BS, mask.window, windowed, sinks_H)
+    elif reasons["splash"] is None and mask.form in ("auto", "splash"):
+        return jax.lax.platform_dependent(*operands, tpu=tpu_kernel, default=plain)
+    return plain(*operands)
 
 
 def products(
