@@ -2,15 +2,17 @@
 
     y[t] = x[t] @ w[g(t)],   g(t) the group of row t: sizes[0] rows of group 0, then sizes[1] rows of group 1, ...
 
-Rows beyond the last group have no group and give zeros. On a TPU this is the kernel behind `jax.lax.ragged_dot`. On
-CPUs and GPUs ragged_dot computes every group for every row, so there blocks of rows go through ordinary matrix
-products, forward and backward: on a CPU one block after the other, on a GPU a block of every group at once
-(ops/group_rounds.py). `python -m benchmarks.grouped_matmul` measures it.
+Rows beyond the last group have no group and give zeros. On a TPU this is the kernel behind `jax.lax.ragged_dot`, on a
+Hopper GPU those of ops/hopper_grouped_matmul.py where they support the operands. On CPUs and other GPUs ragged_dot
+computes every group for every row, so there blocks of rows go through ordinary matrix products, forward and backward:
+on a CPU one block after the other, on a GPU a block of every group at once (ops/group_rounds.py).
+`python -m benchmarks.grouped_matmul` measures it.
 """
 
 import jax
 import jax.numpy as jnp
 
+from composer_jax.ops import hopper_grouped_matmul
 from composer_jax.ops.group_rounds import rounds
 from composer_jax.ops.kernel_cost import KernelCall, KernelCost, array_bytes, kernel_cost
 from composer_jax.ops.shapes import check_shapes
@@ -22,15 +24,18 @@ a group. In between, a block has twice the rows of an average group."""
 
 
 def grouped_matmul(x_TD: jax.Array, w_EDF: jax.Array, sizes_E: jax.Array) -> jax.Array:
-    """Returns the product of every row with the matrix of its group, [T,F] in the promoted dtype of both.
+    """Returns the product of every row with the matrix of its group, [T,F] in the dtype of x.
 
     Args:
       x_TD: rows, sorted by group.
-      w_EDF: one matrix per group.
+      w_EDF: one matrix per group, in the dtype of x.
       sizes_E: int32, rows in each group; the sum is at most T.
     """
-    check_shapes(x_TD=(x_TD, jnp.floating), w_EDF=(w_EDF, jnp.floating), sizes_E=(sizes_E, jnp.int32))
-    return jax.lax.platform_dependent(*match_vma(x_TD, w_EDF, sizes_E), tpu=ragged_dot, cpu=blocked, default=rounds)
+    check_shapes(x_TD=(x_TD, jnp.floating), w_EDF=(w_EDF, x_TD.dtype), sizes_E=(sizes_E, jnp.int32))
+    forms = dict(tpu=ragged_dot, cpu=blocked, default=rounds)
+    if hopper_grouped_matmul.supports(x_TD, w_EDF):
+        forms["cuda"] = hopper_grouped_matmul.hopper
+    return jax.lax.platform_dependent(*match_vma(x_TD, w_EDF, sizes_E), **forms)
 
 
 def ragged_dot(x_TD: jax.Array, w_EDF: jax.Array, sizes_E: jax.Array) -> jax.Array:
