@@ -40,23 +40,24 @@ def supports(x_TD: jax.Array, w_EDF: jax.Array) -> bool:
     return x_TD.shape[0] % ROWS == 0 and all(width % DEPTH == 0 for width in w_EDF.shape[1:])
 
 
-@jax.custom_vjp
-def hopper(x_TD: jax.Array, w_EDF: jax.Array, sizes_E: jax.Array) -> jax.Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def hopper(zero_rest: bool, x_TD: jax.Array, w_EDF: jax.Array, sizes_E: jax.Array) -> jax.Array:
     """Returns the product of every row with the matrix of its group, [T,F] in the dtype of x; arguments are those of
-    ops/grouped_matmul.py: grouped_matmul, if `supports` them."""
+    ops/grouped_matmul.py: grouped_matmul, if `supports` them. Rows without a group give zeros in any case."""
     return _call(_multiply, x_TD, w_EDF, sizes_E)
 
 
-def _backward(saved, dy_TF):
+def _backward(zero_rest, saved, dy_TF):
     x_TD, w_EDF, sizes_E = saved
     dx_TD = _call(functools.partial(_multiply, transposed=True), dy_TF, w_EDF, sizes_E)
-    # JAX's kernel multiplies rows of other groups by zero, so that a NaN in a row without a group would reach dw.
-    inside = (jnp.arange(x_TD.shape[0]) < sizes_E.sum())[:, None]
-    x_TD, dy_TF = jnp.where(inside, x_TD, 0), jnp.where(inside, dy_TF, 0)
+    if zero_rest:
+        # JAX's kernel multiplies rows of other groups by zero, so that a NaN in a row without a group would reach dw.
+        inside = (jnp.arange(x_TD.shape[0]) < sizes_E.sum())[:, None]
+        x_TD, dy_TF = jnp.where(inside, x_TD, 0), jnp.where(inside, dy_TF, 0)
     return dx_TD, _call(_outer, x_TD, dy_TF, sizes_E), None
 
 
-hopper.defvjp(lambda *operands: (hopper(*operands), operands), _backward)
+hopper.defvjp(lambda zero_rest, *operands: (hopper(zero_rest, *operands), operands), _backward)
 
 
 def _call(kernel, *arrays: jax.Array) -> jax.Array:
@@ -144,7 +145,7 @@ def _multiply(x_TD: jax.Array, w_EDF: jax.Array, sizes_E: jax.Array, *, transpos
 
         @pl.when(count > 0)
         def _():
-            product = pl.run_scoped(multiply, plgpu.ACC((height, columns)))
+            product = pl.run_scoped(multiply, plgpu.ACC((height, columns)))  # pyright: ignore[reportPrivateImportUsage]
             pl.run_scoped(functools.partial(store, product=product), plgpu.SMEM((height, columns), y_ref.dtype))
 
     kernel = plgpu.kernel(

@@ -102,11 +102,6 @@ def test_a_cpu_multiplies_block_after_block_a_gpu_a_block_of_every_group_and_a_t
     assert "ragged_dot" in tpu and "while" not in tpu
 
 
-def test_rows_and_matrices_have_one_dtype():
-    with pytest.raises(AssertionError, match="w_EDF"):
-        grouped_matmul(jnp.zeros((4, D), jnp.bfloat16), jnp.zeros((2, D, F)), jnp.array([1, 3], jnp.int32))
-
-
 @FORMS
 @pytest.mark.parametrize("rows", [1, 3])
 def test_fewer_rows_than_a_block(form, rows):
