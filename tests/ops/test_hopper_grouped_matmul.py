@@ -1,6 +1,5 @@
-"""The grouped product of Hopper GPUs: JAX's interpreter runs the kernels here, and lowering for CUDA compiles them."""
+"""The grouped product of Hopper GPUs: JAX's interpreter runs the kernels here, and JAX lowers them for CUDA."""
 
-import functools
 import re
 
 import jax
@@ -36,7 +35,7 @@ def value_and_gradients(form):
 def test_values_and_gradients_are_those_of_rounds(monkeypatch):
     pretend_h100(monkeypatch)
     x, w, dy = arrays(jnp.bfloat16, (T, D), (E, D, F), (T, F))
-    ours, oracle = value_and_gradients(functools.partial(hopper, True)), value_and_gradients(rounds)
+    ours, oracle = value_and_gradients(hopper), value_and_gradients(rounds)
     cases = (
         [30, 0, 37, 20],  # tiles with rows of several groups, an empty group, rows without a group
         [0, 0, 190, 0],  # nearly all rows in one group
@@ -108,6 +107,13 @@ def test_y_and_both_gradients_are_kernels_on_an_h100(monkeypatch, rows, d, f, gr
     x, w, dy = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes)
     sizes = jax.ShapeDtypeStruct((groups,), jnp.int32)
     assert kernels_and_loops(value_and_gradients(grouped_matmul), x, w, sizes, dy) == (3, 0)
+
+
+def test_every_kernel_waits_for_a_multiplication_before_its_operands_are_replaced():
+    """The interpreter multiplies at once, so only the program shows it."""
+    x, w, dy = arrays(jnp.bfloat16, (256, D), (E, D, F), (256, F))
+    program = str(jax.make_jaxpr(value_and_gradients(hopper))(x, w, jnp.zeros(E, jnp.int32), dy))
+    assert program.count("wgmma_wait") == program.count("wgmma_ref") == 3
 
 
 def test_shard_map_types_the_results_and_sums_the_gradient_of_replicated_matrices(monkeypatch):
