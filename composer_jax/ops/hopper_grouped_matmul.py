@@ -111,7 +111,7 @@ def _multiply(x_TD: jax.Array, w_EDF: jax.Array, sizes_E: jax.Array, *, transpos
     tiles = tiles_of_groups(sizes_E, rows, height)
     grid = len(tiles.groups), width // columns
 
-    def body(group_ref, block_ref, first_ref, count_ref, x_ref, w_ref, y_ref):
+    def grouped_product(group_ref, block_ref, first_ref, count_ref, x_ref, w_ref, y_ref):
         tile, column = plgpu.planar_snake(jax.lax.axis_index("tile"), grid, 1, STRIP)
         group, block, first, count = group_ref[tile], block_ref[tile], first_ref[tile], count_ref[tile]
 
@@ -152,7 +152,7 @@ def _multiply(x_TD: jax.Array, w_EDF: jax.Array, sizes_E: jax.Array, *, transpos
             pl.run_scoped(functools.partial(store, product=jnp.zeros((height, columns), y_ref.dtype)), tile_memory)
 
     result = jax.ShapeDtypeStruct((rows, width), x_TD.dtype)
-    return _kernel(body, result, grid[0] * grid[1])(*tiles, x_TD, w_EDF)
+    return _kernel(grouped_product, result, grid[0] * grid[1])(*tiles, x_TD, w_EDF)
 
 
 def _copy_rows(tile_ref, y_ref, first: jax.Array, start: jax.Array, count: jax.Array, *, most: int) -> None:
@@ -183,7 +183,7 @@ def _outer(x_TD: jax.Array, dy_TF: jax.Array, sizes_E: jax.Array) -> jax.Array:
     grid = d // lines, f // columns
     ends_E = jnp.cumsum(sizes_E)
 
-    def body(start_ref, end_ref, x_ref, dy_ref, dw_ref):
+    def grouped_outer_product(start_ref, end_ref, x_ref, dy_ref, dw_ref):
         tile = jax.lax.axis_index("tile")
         group = tile // (grid[0] * grid[1])
         line, column = plgpu.planar_snake(tile % (grid[0] * grid[1]), grid, 1, STRIP)
@@ -226,11 +226,13 @@ def _outer(x_TD: jax.Array, dy_TF: jax.Array, sizes_E: jax.Array) -> jax.Array:
         pl.run_scoped(functools.partial(store, product=product), plgpu.SMEM((lines, columns), dw_ref.dtype))
 
     result = jax.ShapeDtypeStruct((len(sizes_E), d, f), x_TD.dtype)
-    return _kernel(body, result, len(sizes_E) * grid[0] * grid[1])(ends_E - sizes_E, ends_E, x_TD, dy_TF)
+    return _kernel(grouped_outer_product, result, len(sizes_E) * grid[0] * grid[1])(
+        ends_E - sizes_E, ends_E, x_TD, dy_TF
+    )
 
 
 def _kernel(body, result: jax.ShapeDtypeStruct, tiles: int):
-    """Returns a kernel that runs a block of threads for every tile, in no set order."""
+    """Returns a kernel that runs `body` for every tile in a block of threads; profiles call it by the body's name."""
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
     return plgpu.kernel(

@@ -66,7 +66,7 @@ def test_tiles_cover_every_row_once_and_hold_rows_of_one_group(height):
         np.testing.assert_array_equal(covered, np.repeat(np.arange(5), [*sizes, rows - sum(sizes)]))
 
 
-SHAPES = (256, 128), (E, 128, 192)
+SHAPES = (8, 128), (E, 128, 192)
 
 
 @pytest.mark.parametrize(
@@ -75,9 +75,9 @@ SHAPES = (256, 128), (E, 128, 192)
         ((9, 0), "bfloat16", SHAPES, True),
         ((9, 0), "float16", SHAPES, True),
         ((9, 0), "float32", SHAPES, False),
-        ((9, 0), "bfloat16", ((252, 128), SHAPES[1]), False),
-        ((9, 0), "bfloat16", ((256, 128), (E, 128, 96)), False),
-        ((9, 0), "bfloat16", ((256, 96), (E, 96, 128)), False),
+        ((9, 0), "bfloat16", ((12, 128), SHAPES[1]), False),
+        ((9, 0), "bfloat16", ((8, 128), (E, 128, 96)), False),
+        ((9, 0), "bfloat16", ((8, 96), (E, 96, 128)), False),
         ((8, 0), "bfloat16", SHAPES, False),
         ((10, 0), "bfloat16", SHAPES, False),
         (None, "bfloat16", SHAPES, False),
@@ -100,11 +100,10 @@ def kernels_and_loops(f, *operands):
     return len(re.findall(r"custom_call @mosaic_gpu", text)), text.count("stablehlo.while")
 
 
-@pytest.mark.parametrize("rows, d, f, groups", [(32768, 2048, 768, 128), (8, 2880, 2880, 384)])
-def test_y_and_both_gradients_are_kernels_on_an_h100(monkeypatch, rows, d, f, groups):
+def test_y_and_both_gradients_are_kernels_on_an_h100(monkeypatch):
     pretend_h100(monkeypatch)
-    shapes = (rows, d), (groups, d, f), (rows, f)
-    x, w, dy = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes)
+    rows, d, f, groups = 32768, 2048, 768, 128  # of Qwen3-30B-A3B
+    x, w, dy = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((rows, d), (groups, d, f), (rows, f)))
     sizes = jax.ShapeDtypeStruct((groups,), jnp.int32)
     assert kernels_and_loops(value_and_gradients(grouped_matmul), x, w, sizes, dy) == (3, 0)
 
