@@ -48,6 +48,7 @@ def _take_steps(run: Run, records: RolloutRecords, store: CheckpointStore) -> li
     """Takes the steps that the latest checkpoint does not have; returns the rows of metrics of all steps."""
     config = run.config.rl
     update, state, cursor = open_update(run, store)
+    utilisation = run.model.utilisation("rl", config.loss)
     saved = cursor.task_step
     is_consistent = True
     with run.metrics("rl") as metrics:
@@ -64,7 +65,7 @@ def _take_steps(run: Run, records: RolloutRecords, store: CheckpointStore) -> li
                     learning = time.perf_counter()
                     state, update_result = update.step(state, *learner_arguments(config, cursor, groups))
                     train_s = time.perf_counter() - learning
-                    completed = complete_step(config, cursor, groups, state, update_result)
+                    completed = complete_step(config, cursor, groups, state, update_result, train_s, utilisation)
                     cursor = completed.cursor
                     is_consistent = True
                     spent = {

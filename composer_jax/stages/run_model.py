@@ -112,13 +112,15 @@ class RunModel:
         before, mesh = self.stage_before(stage), self._mesh(stage)
         return self.initial_weights(mesh) if before is None else self.weights_of(before, mesh)
 
-    def utilisation(self, stage: str, loss: LanguageLossConfig) -> Utilisation | None:
+    def utilisation(self, stage: str, loss: LanguageLossConfig | PolicyLossConfig) -> Utilisation | None:
         """Returns what computes the MFU of a stage's steps; None on devices whose peak is not known."""
         peak = total_peak(device.device_kind for device in self._mesh(stage).devices.flat)
         if peak is None:
             return None
-        trunk = loss.trained == "all"
-        return Utilisation(self.config.stage_model(stage), peak, trains_mtp=bool(loss.mtp_weight), trains_trunk=trunk)
+        network = self.config.stage_model(stage)
+        if isinstance(loss, PolicyLossConfig):
+            return Utilisation(network, peak)
+        return Utilisation(network, peak, trains_mtp=bool(loss.mtp_weight), trains_trunk=loss.trained == "all")
 
     def learner(
         self,

@@ -120,7 +120,8 @@ def _take_steps(
             evaluate=evaluate,
             weight_check=_weight_check(run, learner, sampler),
         )
-        learning, playing = Learning(learner, state, cursor), Playing(sampler, context, workers.play)
+        learning = Learning(learner, state, cursor, run.model.utilisation("rl", config.loss))
+        playing = Playing(sampler, context, workers.play)
         orchestrator = Orchestrator(config, source, learning, playing, ledger, watchers)
         metrics.truncate_after(len(ledger.batches))
         periodic.truncate_after(len(ledger.batches))
@@ -156,6 +157,8 @@ def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
     for name, (tokens, seconds) in rates.items():
         known = row.get(tokens) is not None and row[seconds]
         shown[name] = round(row[tokens] / row[seconds]) if known else None
+    if row.get("mfu") is not None:
+        shown["MFU"] = f"{row['mfu']:.1%}"
     return shown
 
 

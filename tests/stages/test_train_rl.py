@@ -142,6 +142,7 @@ def train_rl(tmp_path, monkeypatch, request):
             tokenizer=types.SimpleNamespace(fingerprint="of a test"),
             weights_before=lambda _: ({"w": jnp.zeros(3)}, {}),
             learner=lambda *_: FakeLearner(),
+            utilisation=lambda *_: None,
             store=lambda name: CheckpointStore(workdir.path / "checkpoints" / name, keep=2),
         )
         services = types.SimpleNamespace(
@@ -297,3 +298,5 @@ def test_the_progress_of_a_step_fits_a_line():
     shown = stage._shown(row)
     assert shown == {"reward": 0.5, "grade": 0.25, "stale": 1, "queued": 0, "sampled/s": 500, "trained/s": None}
     assert stage._shown(row | {"sampled_tokens": None})["sampled/s"] is None
+    assert stage._shown(row | {"mfu": 0.375})["MFU"] == "37.5%"
+    assert stage._shown(row | {"mfu": None}) == shown
