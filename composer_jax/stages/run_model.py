@@ -15,6 +15,7 @@ from composer_jax.data.chat.formats import chat_format_kind
 from composer_jax.data.text_tokenizer import TextTokenizer
 from composer_jax.errors import UserError
 from composer_jax.models.model_def import ModelDef, Params
+from composer_jax.models.supported_dtype import supported_network
 from composer_jax.parallel.processes import broadcast_from_process0
 from composer_jax.schema.run_config import RunConfig
 from composer_jax.stages.run_data import RunData
@@ -36,8 +37,12 @@ class RunModel:
         data: has the tokenizer. workdir: knows which stages are done.
         """
         self.config, self.path, self.data, self.workdir = config, path, data, workdir
-        self.definition = ModelDef(config.model)
         self._mesh = mesh
+
+    @functools.cached_property
+    def definition(self) -> ModelDef:
+        """The network as this machine computes it outside the training stages."""
+        return ModelDef(supported_network(self.config.model))
 
     @property
     def mesh(self) -> Mesh:
@@ -68,12 +73,12 @@ class RunModel:
     def check_base(self) -> None:
         """Raises a UserError if the base cannot be read, or config.model contradicts it."""
         if self.config.base:
-            check_base_model(self.config.base, self.definition.config)
+            check_base_model(self.config.base, self.config.model)
 
     def store(self, stage: str) -> CheckpointStore:
         """Opens the checkpoints of a stage, which keep one step to fall back on if the latest is damaged.
 
-        Their notes hold the network as the stage trains it.
+        Their notes hold the network as the config has the stage train it, whatever this machine computes in.
         """
         return CheckpointStore(
             self.workdir.checkpoints(stage),
@@ -138,7 +143,7 @@ class RunModel:
         """
         mesh = self.config.stage_mesh(stage)
         return Learner(
-            ModelDef(self.config.stage_model(stage)),
+            ModelDef(supported_network(self.config.stage_model(stage))),
             make_optimizer(optimizer, steps),
             make_loss(loss),
             self._mesh(stage),
