@@ -3,8 +3,8 @@ import types
 import jax
 import pytest
 
-from composer_jax.parallel import local_gpu as module
-from composer_jax.parallel.local_gpu import LocalGpu, local_gpu
+from composer_jax.ops import local_gpu as module
+from composer_jax.ops.local_gpu import LocalGpu, local_gpu
 
 
 @pytest.fixture(autouse=True)
