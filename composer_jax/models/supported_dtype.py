@@ -6,7 +6,7 @@ import functools
 from absl import logging
 
 from composer_jax.models.config import ModelConfig
-from composer_jax.parallel.local_gpu import local_gpu
+from composer_jax.ops.local_gpu import local_gpu
 
 BFLOAT16_SINCE = (8, 0)
 """The compute capability from which NVIDIA's GPUs have matrix units for bfloat16 (Ampere; CUDA C++ Programming Guide,

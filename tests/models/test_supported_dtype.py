@@ -6,7 +6,7 @@ import pytest
 
 from composer_jax.models import supported_dtype
 from composer_jax.models.supported_dtype import supported_network
-from composer_jax.parallel.local_gpu import LocalGpu
+from composer_jax.ops.local_gpu import LocalGpu
 from tests.models.small import small
 
 NETWORK = dataclasses.replace(small(), param_dtype="bfloat16", compute_dtype="bfloat16")

@@ -19,7 +19,7 @@ from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.errors import UserError
 from composer_jax.models import supported_dtype
 from composer_jax.models.model_def import ModelDef
-from composer_jax.parallel.local_gpu import LocalGpu
+from composer_jax.ops.local_gpu import LocalGpu
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.stages.model import SMALLEST_CAPACITY, Model

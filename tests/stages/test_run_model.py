@@ -11,7 +11,7 @@ from composer_jax.data.chat.compact import CompactFormat
 from composer_jax.data.tokenizer import Tokenizer
 from composer_jax.errors import UserError
 from composer_jax.models import supported_dtype
-from composer_jax.parallel.local_gpu import LocalGpu
+from composer_jax.ops.local_gpu import LocalGpu
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.schema.run_config import run_config
 from composer_jax.stages.run_model import RunModel
