@@ -48,7 +48,7 @@ def pretrain_stage(run: Run, stage: str) -> None:
             steps=config.steps,
             read_rows=addressable_rows(run.stage_mesh(stage), config.batch_size, config.accumulate),
         )
-        learner = run.model.learner(stage, config.optimizer, config.steps, config.loss, config.router_bias_update_rate)
+        learner = run.model.learner(stage)
         state = learner.init_state(*weights)
         one_pass = partial(heldout_batches, seq_len=config.seq_len, batch_size=config.micro_batch_size, eod=tok.eod)
         plan = FitPlan(
@@ -57,7 +57,7 @@ def pretrain_stage(run: Run, stage: str) -> None:
             config.save_every,
             config.evaluate_every,
             config.accumulate,
-            run.model.utilisation(stage, config.loss),
+            run.model.utilisation(stage),
         )
         with run.model.store(stage) as store, run.metrics(stage) as metrics:
             fit(

@@ -48,7 +48,7 @@ def _take_steps(run: Run, records: RolloutRecords, store: CheckpointStore) -> li
     """Takes the steps that the latest checkpoint does not have; returns the rows of metrics of all steps."""
     config = run.config.rl
     update, state, cursor = open_update(run, store)
-    utilisation = run.model.utilisation("rl", config.loss)
+    utilisation = run.model.utilisation("rl")
     saved = cursor.task_step
     is_consistent = True
     with run.metrics("rl") as metrics:

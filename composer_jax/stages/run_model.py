@@ -17,12 +17,13 @@ from composer_jax.errors import UserError
 from composer_jax.models.model_def import ModelDef, Params
 from composer_jax.models.supported_dtype import supported_network
 from composer_jax.parallel.processes import broadcast_from_process0
+from composer_jax.rl.config import RLConfig
 from composer_jax.schema.run_config import RunConfig
 from composer_jax.stages.run_data import RunData
 from composer_jax.storage.workdir import Workdir
 from composer_jax.train.learner import Learner
-from composer_jax.train.losses import LanguageLossConfig, PolicyLossConfig, make_loss
-from composer_jax.train.optimizer import OptimizerConfig, make_optimizer
+from composer_jax.train.losses import PolicyLossConfig, make_loss
+from composer_jax.train.optimizer import make_optimizer
 from composer_jax.train.utilisation import Utilisation, total_peak
 
 
@@ -117,37 +118,25 @@ class RunModel:
         before, mesh = self.stage_before(stage), self._mesh(stage)
         return self.initial_weights(mesh) if before is None else self.weights_of(before, mesh)
 
-    def utilisation(self, stage: str, loss: LanguageLossConfig | PolicyLossConfig) -> Utilisation | None:
+    def utilisation(self, stage: str) -> Utilisation | None:
         """Returns what computes the MFU of a stage's steps; None on devices whose peak is not known."""
         peak = total_peak(device.device_kind for device in self._mesh(stage).devices.flat)
         if peak is None:
             return None
-        network = self.config.stage_model(stage)
+        network, loss = self.config.stage_model(stage), self.config.stage_training(stage).loss
         if isinstance(loss, PolicyLossConfig):
             return Utilisation(network, peak)
         return Utilisation(network, peak, trains_mtp=bool(loss.mtp_weight), trains_trunk=loss.trained == "all")
 
-    def learner(
-        self,
-        stage: str,
-        optimizer: OptimizerConfig,
-        steps: int,
-        loss: LanguageLossConfig | PolicyLossConfig,
-        router_bias_update_rate: float = 0.0,
-    ) -> Learner:
-        """Returns the Learner of a training stage, on its mesh.
-
-        Args:
-          steps: length of the learning-rate schedule.
-          router_bias_update_rate: step of the router bias; 0 freezes it.
-        """
-        mesh = self.config.stage_mesh(stage)
+    def learner(self, stage: str) -> Learner:
+        """Returns the Learner of a training stage, on its mesh. That of RL freezes the router bias."""
+        mesh, training = self.config.stage_mesh(stage), self.config.stage_training(stage)
         return Learner(
             ModelDef(supported_network(self.config.stage_model(stage))),
-            make_optimizer(optimizer, steps),
-            make_loss(loss),
+            make_optimizer(training.optimizer, training.steps),
+            make_loss(training.loss),
             self._mesh(stage),
             reduction=mesh.reduction,
             reduce_dtype=mesh.reduce_dtype,
-            router_bias_update_rate=router_bias_update_rate,
+            router_bias_update_rate=0.0 if isinstance(training, RLConfig) else training.router_bias_update_rate,
         )

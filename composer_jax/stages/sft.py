@@ -33,9 +33,9 @@ def sft(run: Run) -> None:
         # A report can outgrow a row; the model could not have seen it whole in its window either.
         stream = trace_batches(traces, seq_len=config.seq_len, batch_size=config.batch_size, seed=run.config.seed)
         params, router_bias = run.model.weights_before("sft")  # after the traces, in which a bad line ends the stage
-        learner = run.model.learner("sft", config.optimizer, config.steps, config.loss, config.router_bias_update_rate)
+        learner = run.model.learner("sft")
         state = learner.init_state(params, router_bias)
-        utilisation = run.model.utilisation("sft", config.loss)
+        utilisation = run.model.utilisation("sft")
         plan = FitPlan("SFT", config.steps, config.save_every, 0, config.accumulate, utilisation)
         with run.model.store("sft") as store, run.metrics("sft") as metrics:
             evaluation = SuitesBetweenSteps(run, "sft", periodic)

@@ -71,7 +71,7 @@ def train_rl(run: Run) -> None:
 def open_update(run: Run, store: CheckpointStore) -> tuple[PolicyUpdate, TrainState, Cursor]:
     """Returns the learning half of RL, with the state and the position of the latest checkpoint or of the beginning."""
     config, (params, router_bias) = run.config.rl, run.model.weights_before("rl")
-    learner = run.model.learner("rl", config.optimizer, config.steps, config.loss)
+    learner = run.model.learner("rl")
     state, cursor = learner.init_state(params, router_bias), Cursor()
     if restored := restore_state(store, state):
         state, saved = restored
@@ -120,7 +120,7 @@ def _take_steps(
             evaluate=evaluate,
             weight_check=_weight_check(run, learner, sampler),
         )
-        learning = Learning(learner, state, cursor, run.model.utilisation("rl", config.loss))
+        learning = Learning(learner, state, cursor, run.model.utilisation("rl"))
         playing = Playing(sampler, context, workers.play)
         orchestrator = Orchestrator(config, source, learning, playing, ledger, watchers)
         metrics.truncate_after(len(ledger.batches))

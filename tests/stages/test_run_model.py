@@ -42,24 +42,25 @@ def test_chat_format_by_name_and_by_import_path(tmp_path, name, kind):
 def test_the_share_of_the_peak_is_of_the_network_and_the_weights_that_a_stage_trains(tmp_path):
     h100 = types.SimpleNamespace(device_kind="NVIDIA H100 80GB HBM3")
     mesh = types.SimpleNamespace(devices=np.asarray([h100] * 2))
-    model = RunModel(CONFIG, tmp_path, mesh=lambda stage: mesh, data=None, workdir=None)
-    assert model.utilisation("rl", CONFIG.rl.loss) == Utilisation(CONFIG.model, peak=2 * 989e12)
-    modules_alone = LanguageLossConfig(mtp_weight=0.1, trained="mtp")
+    sft = dataclasses.replace(CONFIG.sft, loss=LanguageLossConfig(mtp_weight=0.1, trained="mtp"))
+    config = dataclasses.replace(CONFIG, sft=sft)
+    model = RunModel(config, tmp_path, mesh=lambda stage: mesh, data=None, workdir=None)
+    assert model.utilisation("rl") == Utilisation(CONFIG.model, peak=2 * 989e12)
     expected = Utilisation(CONFIG.stage_model("sft"), 2 * 989e12, trains_mtp=True, trains_trunk=False)
-    assert model.utilisation("sft", modules_alone) == expected
+    assert model.utilisation("sft") == expected
     h100.device_kind = "cpu"
-    assert model.utilisation("rl", CONFIG.rl.loss) is None
+    assert model.utilisation("rl") is None
 
 
 def test_a_run_goes_on_with_its_checkpoints_on_a_card_without_bfloat16(tmp_path, monkeypatch):
     network = dataclasses.replace(CONFIG.model, param_dtype="bfloat16", compute_dtype="bfloat16")
-    config, mesh = dataclasses.replace(CONFIG, model=network), make_mesh(jax.devices()[:1])
-    optimizer = OptimizerConfig(moment_dtype="bfloat16")
+    sft = dataclasses.replace(CONFIG.sft, optimizer=OptimizerConfig(moment_dtype="bfloat16"))
+    config, mesh = dataclasses.replace(CONFIG, model=network, sft=sft), make_mesh(jax.devices()[:1])
 
     def stored_and_computed():
         with Workdir(tmp_path, {}) as workdir:
             model = RunModel(config, tmp_path, mesh=lambda stage: mesh, data=None, workdir=workdir)
-            learner = model.learner("sft", optimizer, 3, config.sft.loss)
+            learner = model.learner("sft")
             notes = model.store("sft")._notes
             return (learner.abstract_state(), notes), {model.definition.config, learner.definition.config}
 

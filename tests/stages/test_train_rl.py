@@ -113,6 +113,12 @@ def fake_harness(interrupter):
     return run_episode
 
 
+@contextlib.contextmanager
+def episode_context(**_):
+    with EventLoop() as loop:
+        yield EpisodeContext(None, None), loop
+
+
 @pytest.fixture(params=[0, 2], ids=["synchronous", "asynchronous"])
 def train_rl(tmp_path, monkeypatch, request):
     """(where Ctrl-C comes or None, whether gradients are NaN) -> runs the stage in one folder, again and again."""
@@ -131,11 +137,6 @@ def train_rl(tmp_path, monkeypatch, request):
             result = {}
             yield result
             workdir.mark_done(name, result)
-
-        @contextlib.contextmanager
-        def episode_context(**_):
-            with EventLoop() as loop:
-                yield EpisodeContext(None, None), loop
 
         model = types.SimpleNamespace(
             chat=None,
