@@ -29,7 +29,7 @@ from composer_jax.sampler.decode import DECODE_LOOP, DecodeRows
 from composer_jax.sampler.programs import decode_program, prefill_program
 from composer_jax.sampler.rollout_weights import rollout_model_def
 from composer_jax.schema.run_config import RunConfig
-from composer_jax.train.learner import HOST_MEMORY, Learner
+from composer_jax.train.learner import Learner
 from composer_jax.train.losses import Loss, make_loss
 from composer_jax.train.optimizer import OptimizerConfig, make_optimizer
 from composer_jax.train.teacher_kl import slot_shapes
@@ -135,18 +135,6 @@ def expert_buffer_occupancy(config: ModelConfig, mesh: Mesh) -> float:
     devices = math.prod(mesh.shape[axis] for axis in EXPERT_AXES)
     has_buffers = config.n_experts > 0 and config.dispatch != "dense" and devices > 1
     return 1 / min(config.capacity_factor, devices) if has_buffers else 1.0
-
-
-def bytes_per_device(tree: Any) -> float:
-    """Returns the bytes of one device's shards of a tree of arrays, in its own and in the host's memory."""
-    return float(
-        sum(math.prod(a.sharding.shard_shape(a.shape)) * np.dtype(a.dtype).itemsize for a in jax.tree.leaves(tree))
-    )
-
-
-def arrays_in(tree: Any, *, host: bool) -> list[Any]:
-    """Returns the arrays of a tree that lie in the host's memory (optimizer.offload), or those that do not."""
-    return [a for a in jax.tree.leaves(tree) if (a.sharding.memory_kind == HOST_MEMORY) == host]
 
 
 def _language_step(config: RunConfig, stage: str, mesh: Mesh) -> Step:
