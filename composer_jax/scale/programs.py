@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from composer_jax.errors import UserError
-from composer_jax.models.cache import cache_spec, init_cache
+from composer_jax.models.cache import abstract_cache
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.flops import forward_flops, training_flops
 from composer_jax.models.model_def import ModelDef
@@ -235,12 +235,8 @@ def _sampler_steps(config: ModelConfig, sampler: SamplerConfig, mesh: Mesh) -> d
     _require_context("sampler.max_model_len", max_model_len, config)
     limits = make_limits(sampler, shards, config)
     pages_per_row = -(-max_model_len // limits.page_size)
-    weights = _abstract_weights(model_def, mesh)
-    cache = jax.tree.map(
-        lambda a, spec: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=NamedSharding(mesh, spec)),
-        jax.eval_shape(lambda: init_cache(config, shards * limits.cache_pages, limits.page_size)),
-        cache_spec(config),
-    )
+    weights = model_def.abstract_weights(mesh)
+    cache = abstract_cache(config, mesh, shards * limits.cache_pages, limits.page_size)
     rows_sharding = NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
     def step(function: Any, inputs: tuple[jax.ShapeDtypeStruct, ...], name: str, flops: float, tokens: int) -> Step:
@@ -266,14 +262,6 @@ def _sampler_steps(config: ModelConfig, sampler: SamplerConfig, mesh: Mesh) -> d
         flops = rows * forward_flops(config, length)
         steps[name] = step(prefill_program(model_def, mesh), inputs, name, flops, rows * length)
     return steps
-
-
-def _abstract_weights(model_def: ModelDef, mesh: Mesh) -> Any:
-    return jax.tree.map(
-        lambda a, sharding: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding),
-        model_def.shapes(),
-        model_def.shardings(mesh),
-    )
 
 
 def _check_batch(rows: int, tokens: int, config: ModelConfig, mesh: Mesh, names: tuple[str, str]) -> None:

@@ -9,6 +9,7 @@ from composer_jax.observe.metrics import read_metrics
 from composer_jax.observe.progress import Progress
 from composer_jax.rl.learning_step import complete_step, learner_arguments
 from composer_jax.rl.records import RolloutRecords
+from composer_jax.stages.memory_check import memory_check
 from composer_jax.stages.run import Run
 from composer_jax.stages.train_rl import TOTALS, open_update
 from composer_jax.train.interrupt import defer_signals
@@ -36,7 +37,7 @@ def train_on_records(run: Run, records: RolloutRecords) -> None:
     for number in (number for record in records.batches[:steps] for number in record.groups):
         if not records.has(number):
             records.load(number)  # its sentence, before the hours and not after them
-    with run.stage("rl") as result, run.model.store("rl") as store:
+    with memory_check(run, "rl", samples=False), run.stage("rl") as result, run.model.store("rl") as store:
         rows = _take_steps(run, records, store)
         totals = {name: sum(row.get(name) or 0.0 for row in rows) for name in TOTALS}
         episodes = sum(len(records.load(number).episodes) for b in records.batches[:steps] for number in b.groups)

@@ -29,6 +29,7 @@ from composer_jax.rl.played_group import PlayedGroup
 from composer_jax.rl.policy_update import PolicyUpdate
 from composer_jax.rl.weight_check import WeightCheck, check_row, gap_bound
 from composer_jax.sampler.engine import Sampler
+from composer_jax.stages.memory_check import memory_check
 from composer_jax.stages.periodic_evaluation import PeriodicEvaluation
 from composer_jax.stages.rollout_workers import play_share
 from composer_jax.stages.run import Run
@@ -49,7 +50,7 @@ def train_rl(run: Run) -> None:
         return
     config = run.config.rl
     broadcast_from_process0(lambda: len(run.services.tasks.train))  # refuses tasks before weights are loaded
-    with run.stage("rl") as result, run.model.store("rl") as store:
+    with memory_check(run, "rl"), run.stage("rl") as result, run.model.store("rl") as store:
         update, state, cursor = open_update(run, store)
         sampler = run.services.sampler_with(state.params, state.router_bias, version=cursor.weight_version)
         update.learner_checksums = sampler.learner_checksums

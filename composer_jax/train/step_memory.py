@@ -18,7 +18,7 @@ from composer_jax.models.config import ModelConfig
 from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.mesh import TOKEN_AXES
 from composer_jax.parallel.sharding import FSDP_AXES
-from composer_jax.train.learner import HOST_MEMORY
+from composer_jax.train.learner import HOST_MEMORY, Learner
 
 TEMPORARIES = 1.4
 """The compiler's temporaries over ours, from K2.5 at 32k on v5p:8x8x16: compiled with expert=8 context=2."""
@@ -154,3 +154,71 @@ class Activations:
         key, keys = c.qk_nope_dim + c.qk_rope_dim, tokens * self.sizes["context"]
         parts = min(16, max(1, self.tokens / 2048))
         return heads * self._width * (tokens * key * (2 + parts) + 2 * keys * (key + c.v_head_dim))
+
+
+@dataclasses.dataclass(frozen=True)
+class StepMemory:
+    """What a step of a Learner needs, in bytes of one device."""
+
+    state: float
+    """Weights, optimizer state and what else stays on the device."""
+    summed: float
+    """The float32 sum of the gradients of several batches; 0 where a step has one."""
+    gradient: float
+    """The gradient of one batch."""
+    layer_inputs: float
+    """Activations.layer_inputs; 0 where the layers have no backward pass."""
+    activations: float
+    """Kept values and the largest temporaries, by estimate."""
+
+    @property
+    def exact(self) -> float:
+        """Weights, optimizer state and gradients."""
+        return self.state + self.summed + self.gradient
+
+    @property
+    def least(self) -> float:
+        """A lower bound: the layers' inputs are free again before the last gradient is there."""
+        return self.state + self.summed + max(self.gradient, self.layer_inputs)
+
+    @property
+    def estimate(self) -> float:
+        """What the step probably needs."""
+        return self.exact + self.activations
+
+
+class StepMemoryEstimator:
+    """Estimates the memory of a Learner's steps, for batches of any shape.
+
+    Making one traces the shapes of the weights and of the optimizer's state. An estimate is arithmetic.
+    """
+
+    def __init__(self, learner: Learner, *, beside: float = 0.0, trains_trunk: bool = True) -> None:
+        """beside: bytes of a device that are in use beside the Learner's state. trains_trunk: whether the layers have a
+        backward pass."""
+        state, definition = learner.abstract_state(), learner.definition
+        self._config, self._sizes, self._trains_trunk = definition.config, dict(learner.mesh.shape), trains_trunk
+        self._state = bytes_per_device(arrays_in(state, host=False)) + beside
+        self._gradient = bytes_per_device(state.params)
+        self._summed = self._gradient * 4 / np.dtype(self._config.param_dtype).itemsize
+        self._weights = PlacedWeights.of(definition, learner.mesh)
+        # A layer's gathered weights, and their gradient.
+        self._layer_copies = 1 + np.dtype(definition.reduce_dtype).itemsize / self._config.dtype.itemsize
+
+    def estimate(self, rows: int, tokens: int, *, accumulates: bool) -> StepMemory:
+        """Returns the memory of a step.
+
+        Args:
+          rows: of a batch, on all devices.
+          tokens: of a row.
+          accumulates: whether the step adds the gradients of several batches.
+        """
+        activations = Activations.of(self._config, self._sizes, rows, tokens)
+        return StepMemory(
+            state=self._state,
+            summed=self._summed if accumulates else 0.0,
+            gradient=self._gradient,
+            layer_inputs=activations.layer_inputs if self._trains_trunk else 0.0,
+            activations=activations.temporaries(self._weights, self._layer_copies)
+            + (activations.kept if self._trains_trunk else 0.0),
+        )

@@ -142,8 +142,8 @@ def train_rl(tmp_path, monkeypatch, request):
             chat=None,
             tokenizer=types.SimpleNamespace(fingerprint="of a test"),
             weights_before=lambda _: ({"w": jnp.zeros(3)}, {}),
-            learner=lambda *_: FakeLearner(),
-            utilisation=lambda *_: None,
+            learner=lambda stage: FakeLearner(),
+            utilisation=lambda stage: None,
             store=lambda name: CheckpointStore(workdir.path / "checkpoints" / name, keep=2),
         )
         services = types.SimpleNamespace(
@@ -164,6 +164,7 @@ def train_rl(tmp_path, monkeypatch, request):
             interrupter=interrupter,
             metrics=lambda name: MetricsWriter(workdir.path / "metrics" / f"{name}.jsonl"),
             trace=lambda stage: NO_TRACE,
+            stage_mesh=lambda stage: types.SimpleNamespace(local_devices=()),
         )
 
         def go(place=None, has_nan=False, every=(), heldout=""):
