@@ -1,5 +1,7 @@
 """The memory of a step, against what XLA plans for the step's programs on a CPU."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -10,9 +12,9 @@ from composer_jax.train.learner import Learner
 from composer_jax.train.losses import LanguageLoss
 from composer_jax.train.optimizer import OptimizerConfig, make_optimizer
 from composer_jax.train.step_memory import StepMemoryEstimator, bytes_per_device
-from tests.models.small import small
+from tests.models.small import LLAMA, small
 
-NETWORK = dict(n_layers=4, n_dense_layers=1, d_model=64, n_mtp_modules=0, embedding_taps=1, remat=True)
+NETWORK = small(**LLAMA, n_layers=4, d_model=64, remat=True)
 
 
 def planned_bytes(program) -> float:
@@ -32,7 +34,7 @@ def test_the_state_is_exact_and_the_least_is_not_above_what_a_step_takes(sizes, 
     rows, tokens = 32, 64
     mesh = make_mesh(jax.devices()[: 2 if sizes else 1], **sizes)
     optimizer = make_optimizer(OptimizerConfig(), steps=1)
-    learner = Learner(ModelDef(small(**NETWORK | network)), optimizer, LanguageLoss(), mesh)
+    learner = Learner(ModelDef(dataclasses.replace(NETWORK, **network)), optimizer, LanguageLoss(), mesh)
     estimator = StepMemoryEstimator(learner)
     memory = estimator.estimate(rows, tokens, accumulates=accumulates)
     batch = {name: jax.ShapeDtypeStruct((rows, tokens), np.int32) for name in ("tokens", "positions", "segments")}
@@ -52,7 +54,7 @@ def test_the_state_is_exact_and_the_least_is_not_above_what_a_step_takes(sizes, 
 
 def test_what_stays_in_memory_beside_the_learner_and_what_is_not_trained():
     learner = Learner(
-        ModelDef(small()), make_optimizer(OptimizerConfig(), 1), LanguageLoss(), make_mesh(jax.devices()[:1])
+        ModelDef(NETWORK), make_optimizer(OptimizerConfig(), 1), LanguageLoss(), make_mesh(jax.devices()[:1])
     )
     plain, more = (StepMemoryEstimator(learner, beside=b).estimate(4, 16, accumulates=False) for b in (0.0, 1e6))
     assert more.least == plain.least + 1e6 and more.exact == plain.exact + 1e6
