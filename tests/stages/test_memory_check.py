@@ -41,6 +41,7 @@ def advice(limit: float, rows: int = 48, parts: int = 1) -> str:
         (94.0, 1, "rows=40, or with parts=2, which computes this batch in parts"),
         (50.0, 1, "rows=16, or with parts=3, which computes this batch in parts"),
         (50.0, 3, "rows=24, or with parts=4, which computes this batch in parts"),  # 48 fits: half of it
+        (38.0, 1, "rows=12, or with parts=6, which computes this batch in parts"),  # five fit and do not divide it
         (22.0, 1, "rows=4"),
         (26.0, 1, "rows=4, or with parts=12, which computes this batch in parts"),
     ],
