@@ -60,8 +60,11 @@ EXTRAS = {
     "tensorboard": ["tensorboardX>=2.6.4,<3"],
     "wandb": ["wandb>=0.31,<1"],
     "tpu": ["jax[tpu]>=0.10.2,<0.12"],
-    # CUDA 13 is what the JAX project recommends; with an older driver install jax[cuda12] by hand instead.
-    "gpu": ["jax[cuda13]>=0.10.2,<0.12"],
+    # CUDA 12 works with drivers from 525 on, with the V100, and in Colab's GPU runtimes, which have JAX's plugin for it
+    # installed: the one for CUDA 13 registers the same platform.
+    "gpu": ["jax[cuda12]>=0.10.2,<0.12"],
+    # Instead of "gpu", what the JAX project recommends: for drivers from 580 on, and cards from the T4 on.
+    "cuda13": ["jax[cuda13]>=0.10.2,<0.12"],
     # Starts rollout workers on the nodes of a Ray cluster (launch/rl.py --cluster).
     "cluster": ["ray>=2.60,<3"],
 }

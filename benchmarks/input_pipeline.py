@@ -110,6 +110,7 @@ def measure_wait(folder: Path, steps: int) -> float:
     from configs.tiny import get_config
 
     config: Any = get_config()  # Any: a ConfigDict types its fields as plain values
+    config.pretrain.steps = steps
     tokenizer = train_tokenizer([str(ROOT)], folder / "tokenizer", config.model.vocab_size)
     prepare([str(ROOT)], tokenizer, folder / "shards", PrepareConfig(), 1)
     source = SourceConfig("prepared", options={"path": str(folder / "shards")})
@@ -118,7 +119,7 @@ def measure_wait(folder: Path, steps: int) -> float:
         plan = run.config.pretrain
         rows = pretraining_batches(sources, seq_len=plan.seq_len, batch_size=plan.batch_size, seed=0)
         stream: Any = TimedStream(rows)  # Any: fit asks for a BatchStream
-        learner = run.model.learner("pretrain", plan.optimizer, steps, plan.loss, plan.router_bias_update_rate)
+        learner = run.model.learner("pretrain")
         state = learner.init_state(*run.model.initial_weights())
         with CheckpointStore(folder / "checkpoints") as store, MetricsWriter(folder / "metrics.jsonl") as metrics:
             fit(learner, state, stream, FitPlan("train", steps, steps, steps), store=store, metrics=metrics)

@@ -69,7 +69,8 @@ def test_pins_are_within_the_ranges(declared, extras, file):
 
 
 def test_the_extras_users_ask_for(declared):
-    assert set(declared["extras_require"]) >= {"test", "parity", "tpu", "gpu", "cluster", "notebook", "serve", "tasks"}
+    extras = set(declared["extras_require"])
+    assert extras >= {"test", "parity", "tpu", "gpu", "cuda13", "cluster", "notebook", "serve", "tasks"}
     assert declared["python_requires"] == ">=3.11" and declared["license"] == "Apache-2.0"
 
 

@@ -25,6 +25,7 @@ from composer_jax.data.text_files import TextFiles
 from composer_jax.errors import UserError
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.model_def import ModelDef
+from composer_jax.models.supported_dtype import supported_network
 
 
 class Checkpoint(abc.ABC):
@@ -61,10 +62,13 @@ class Checkpoint(abc.ABC):
         """Loads the weights onto a mesh; the arguments and errors are those of `load_hf`.
 
         A native checkpoint is read with all its modules whatever `mtp` is, and dtype=None keeps its dtypes; from a GGUF
-        file dtype=None is float32.
+        file dtype=None is float32. The network computes as this process's GPU can (models/supported_dtype.py).
         """
         require_float_dtype(dtype)
-        return self._load(mesh, dtype, mtp)
+        loaded = self._load(mesh, dtype, mtp)
+        definition = loaded.definition
+        network = supported_network(definition.config)
+        return loaded._replace(definition=dataclasses.replace(definition, config=network))
 
     @abc.abstractmethod
     def _read_config(self) -> ModelConfig: ...

@@ -10,7 +10,7 @@ from typing import Generic, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from composer_jax.models.attention_kinds import attention_kind
 from composer_jax.models.config import ModelConfig
@@ -111,6 +111,15 @@ def cache_spec(config: ModelConfig) -> Cache[PartitionSpec]:
     pages = PartitionSpec(BATCH_AXES)
     scales = None if config.cache_dtype == "compute" else entries
     return Cache(entries, pages, scales, pages if config.cache_routing else None)
+
+
+def abstract_cache(config: ModelConfig, mesh: Mesh, n_pages: int, page_size: int) -> Cache[jax.ShapeDtypeStruct]:
+    """Returns the shapes, dtypes and shardings of a cache of n_pages, those of all devices, on a mesh."""
+    return jax.tree.map(
+        lambda a, spec: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=NamedSharding(mesh, spec)),
+        jax.eval_shape(lambda: init_cache(config, n_pages, page_size)),
+        cache_spec(config),
+    )
 
 
 def find_places(

@@ -111,6 +111,14 @@ class ModelDef:
 
         return _map_variables(params, sharding), _map_variables(bias, lambda _: NamedSharding(mesh, PartitionSpec()))
 
+    def abstract_weights(self, mesh: Mesh) -> tuple[Params, Params]:
+        """Returns the shapes, dtypes and shardings of (params, router_bias) on a mesh; raises as `shardings`."""
+        return jax.tree.map(
+            lambda a, sharding: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding),
+            self.shapes(),
+            self.shardings(mesh),
+        )
+
     def decay_mask(self) -> Params:
         """Returns whether weight decay applies to each parameter, as bools in a tree like params."""
         return _map_variables(_abstract(self.config)[1], lambda variable: variable.get_metadata()["decays"])

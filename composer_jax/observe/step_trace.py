@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Self
 
 import jax
+from absl import logging
 
 from composer_jax.errors import UserError
 
@@ -70,8 +71,14 @@ class StepTrace:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.end()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Ends the trace. After an error of the block, a trace that cannot be written does not take its place."""
+        try:
+            self.end()
+        except Exception as error:
+            if kind is None:
+                raise
+            logging.warning("The trace in %s is not written: %s", self.folder, error)
 
 
 NO_TRACE = StepTrace(Path(), range(0))

@@ -1,5 +1,9 @@
-"""Process-wide JAX settings, applied before the first array exists."""
+"""Process-wide JAX settings, applied before the first array exists.
 
+Importing this module also shortens what JAX logs of a plugin that cannot start.
+"""
+
+import logging
 import os
 from pathlib import Path
 
@@ -48,3 +52,17 @@ def use_compilation_cache(folder: Path | None = None) -> None:
         folder = folder or Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "composer_jax" / "xla"
         jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+def _shorten_plugin_error(record: logging.LogRecord) -> bool:
+    """Replaces the traceback in JAX's record about a plugin by the error's own text, and lets the record pass.
+
+    Such a plugin is that of the extra "gpu" on a machine without a driver, where JAX goes on with the CPU.
+    """
+    if record.exc_info and "plugin" in record.msg:
+        record.msg, record.args = f"{record.getMessage()}: {record.exc_info[1]}", ()
+        record.exc_info = None
+    return True
+
+
+logging.getLogger(xla_bridge.__name__).addFilter(_shorten_plugin_error)

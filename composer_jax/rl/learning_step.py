@@ -13,6 +13,7 @@ from composer_jax.rl.played_group import PlayedGroup
 from composer_jax.rl.policy_update import UpdateResult
 from composer_jax.rl.rewards import RewardConfig, reward_parts
 from composer_jax.train.learner import TrainState
+from composer_jax.train.utilisation import Utilisation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,22 +59,44 @@ def learner_arguments(config: RLConfig, cursor: Cursor, groups: Sequence[PlayedG
 
 
 def complete_step(
-    config: RLConfig, cursor: Cursor, groups: Sequence[PlayedGroup], state: TrainState, result: UpdateResult
+    config: RLConfig,
+    cursor: Cursor,
+    groups: Sequence[PlayedGroup],
+    state: TrainState,
+    result: UpdateResult,
+    train_s: float,
+    utilisation: Utilisation | None,
 ) -> CompletedStep:
     """Returns the step that follows `cursor`, with its row of metrics.
 
-    state, result: what `GroupLearner.step` returned.
+    state, result: what `GroupLearner.step` returned after train_s seconds. utilisation: gives the row its mfu; None
+    where the peak of the devices is not known.
     """
     version = cursor.weight_version
     episodes = [episode for group in groups for episode in group.episodes]
     row = {
         **episode_metrics([group.episodes for group in groups], config.reward),
         **result.metrics,
+        **learning_speed(result.lengths, train_s, utilisation),
         **staleness_metrics(groups, version),
         "sampled_tokens": sum(episode.transcript.total_sampled for episode in episodes),
     }
     after = Cursor(cursor.task_step + 1, version + result.is_updated, int(state.step))
     return CompletedStep(after, state, groups, row, result.is_updated)
+
+
+def learning_speed(lengths: Sequence[int], train_s: float, utilisation: Utilisation | None) -> dict[str, float | None]:
+    """Returns tokens_per_s and, with a utilisation, mfu of the learner in a step; None for a step without rows.
+
+    Playing has no part in either, nor have the forward passes of a reference or teacher in the operations of mfu.
+
+    lengths: tokens of each row that went through the learner, of which train_s are the seconds.
+    """
+    columns = ("tokens_per_s",) if utilisation is None else ("tokens_per_s", "mfu")
+    if not lengths:
+        return dict.fromkeys(columns)
+    speed: dict[str, float | None] = {"tokens_per_s": sum(lengths) / train_s}
+    return speed if utilisation is None else speed | {"mfu": utilisation.mfu(np.asarray(lengths), train_s)}
 
 
 def graded_group(episodes: Sequence[Episode], config: RewardConfig) -> Group | None:

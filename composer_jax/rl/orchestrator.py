@@ -30,6 +30,7 @@ from composer_jax.rl.weight_check import WeightCheck
 from composer_jax.sampler.policy import TrainablePolicy
 from composer_jax.sampler.weight_checksums import WeightChecksums
 from composer_jax.train.learner import TrainState
+from composer_jax.train.utilisation import Utilisation
 
 T = TypeVar("T")
 
@@ -55,6 +56,8 @@ class Learning:
     learner: GroupLearner
     state: TrainState
     cursor: Cursor
+    utilisation: Utilisation | None = None
+    """Gives the rows their mfu; None where the peak of the devices is not known."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,6 +143,7 @@ class Orchestrator:
         """The policy pauses while the learner computes, unless rl.rollout_devices gives it devices of its own."""
         self.config, self.source = config, source
         self.learner, self.policy, self.ledger = learning.learner, playing.policy, ledger
+        self._utilisation = learning.utilisation
         self.state, self.cursor, self.is_consistent = learning.state, learning.cursor, True
         self._on_step, self._weight_check = watchers.on_step, watchers.weight_check
         self._shares_devices = config.rollout_devices == 0
@@ -282,7 +286,7 @@ class Orchestrator:
             self.player.cancel(number)
             self.ledger.drop(number, self.buffer.step)
             self._played.pop(number, None)
-        completed = complete_step(self.config, self.cursor, groups, state, result)
+        completed = complete_step(self.config, self.cursor, groups, state, result, train_s, self._utilisation)
         self.state, self.cursor = state, completed.cursor
         row = completed.row | {
             "groups_queued": self.buffer.queued,

@@ -59,6 +59,8 @@ class UpdateResult:
     """Columns of metrics/rl.jsonl; those of an update are None without one."""
     checksums: WeightChecksums | None = None
     """Of the updated weights, which a sampler that takes them must have; None where nobody compares them."""
+    lengths: Sequence[int] = ()
+    """Tokens of each row that went through the learner."""
 
 
 class GroupLearner(Protocol):
@@ -173,7 +175,8 @@ class PolicyUpdate:
         metrics["groups_incomplete"] = len(groups) - len(complete)
         is_updated = learned is not None and not learned["skipped"]
         make_checksums = self.learner_checksums if is_updated else None
-        return state, UpdateResult(is_updated, metrics, make_checksums and make_checksums(state.params))
+        checksums = make_checksums and make_checksums(state.params)
+        return state, UpdateResult(is_updated, metrics, checksums, [len(row.row.tokens) for row in rows])
 
     def _batches(
         self, rows: Sequence[WeightedRow], state: TrainState, normalisers: LossTermNormalisers

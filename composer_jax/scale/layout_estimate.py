@@ -3,9 +3,8 @@
 Seconds: computation is that of the config's own traced layout, per token of a device, corrected for what is recomputed,
 for weights that every chunk of experts reads again, and for keys that every device of a row expands; collectives are
 counted from the weights and the tokens and take the time of their links (scale/network.py); what overlaps is one of
-the assumptions of scale/roofline.py. Bytes: weights, moments and gradient are exact; values kept for the backward pass
-follow from their shapes; the largest temporaries of a layer are counted and multiplied by TEMPORARIES. Every layout
-that is reported is traced, and compiled on request.
+the assumptions of scale/roofline.py. Bytes are those of train/step_memory.py. Every layout that is reported is traced,
+and compiled on request.
 """
 
 import dataclasses
@@ -18,15 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from composer_jax.models.attention_kinds import attention_kind
-from composer_jax.parallel.mesh import TOKEN_AXES
-from composer_jax.parallel.sharding import EXPERT_AXES, FSDP_AXES
+from composer_jax.parallel.sharding import EXPERT_AXES
 from composer_jax.scale.costs import Collective
 from composer_jax.scale.efficiency import Efficiency
 from composer_jax.scale.layout import Layout
 from composer_jax.scale.network import Network
 from composer_jax.scale.plan import PlacedStep
-from composer_jax.scale.programs import bytes_per_device
 from composer_jax.scale.roofline import PREDICTION, is_weight_collective
+from composer_jax.train.step_memory import TEMPORARIES, Activations, PlacedWeights, bytes_per_device
 
 BACKWARD = 2.6
 """Attention's backward pass over its forward pass: five products of scores and values instead of two, for MLA's widths
@@ -35,8 +33,6 @@ READS_OF_EXPERTS = 8.0
 """How often a chunk of tokens moves the experts' weights or their gradients through HBM, forward and backward."""
 READS_OF_KEYS = 26.0
 """How often MLA's expanded keys and values, of all tokens of a row, move through HBM in a step; from traces of K2.5."""
-TEMPORARIES = 1.4
-"""The compiler's temporaries over ours, from K2.5 at 32k on v5p:8x8x16: compiled with expert=8 context=2."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,21 +43,6 @@ class Estimate:
     """Of a step, over its tokens."""
     bytes: float
     """Of one device."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _Weights:
-    """What one mesh makes of the network's weights."""
-
-    network: Network
-    stored: float
-    """Bytes of a device's shards in storage."""
-    gathered: Mapping[tuple[str, ...], float]
-    """Gathered FSDP axes -> bytes of a device's weights after the gather, in the compute dtype."""
-    summed: Mapping[tuple[str, ...], float]
-    """Axes over which whole gradients of shards are summed -> bytes."""
-    vocab: float
-    """Bytes of the largest gathered weight without layers: the table or the head."""
 
 
 class LayoutEstimator:
@@ -86,7 +67,7 @@ class LayoutEstimator:
         self._width = np.dtype(self.model_def.config.compute_dtype).itemsize
         # Bytes of a number of a gradient that devices sum, over those of a gathered weight.
         self._reduced = jnp.dtype(self.model_def.reduce_dtype).itemsize / self._width
-        self._weights: dict[tuple[int, ...], _Weights] = {}
+        self._placed: dict[tuple[int, ...], tuple[PlacedWeights, Network]] = {}
 
     def estimate(self, layout: Layout) -> Estimate:
         """Returns the estimate of a layout.
@@ -94,7 +75,7 @@ class LayoutEstimator:
         Raises:
           UserError: a weight does not divide over the layout's mesh.
         """
-        weights = self._place_weights(layout)
+        weights = self._place(layout)[0]
         hidden, exposed = self._communication(layout, weights)
         # A loop over experts' rows is a region of its own: no collective of its layer overlaps with it.
         loops = self._profile.get("grouped_matmul", 0.0) * self._work(layout) / self._work(self.own)
@@ -113,7 +94,7 @@ class LayoutEstimator:
         """Returns bytes that every layout on a mesh needs at least; takes no time, because nothing is placed."""
         layout, c = dataclasses.replace(self.own, axes=axes, batch_size=batch_size), self.model_def.config
         state = self._whole_state * layout.sizes["replica"] / len(self.tpus.devices)
-        kept = self._device_tokens(layout) * c.n_layers * c.d_model * self._width
+        kept = self._activations(layout).layer_inputs
         layer = self._parameters * self._width / c.n_layers / layout.shards(EXPERT_AXES)
         return state + kept + TEMPORARIES * self._layer_copies * layer
 
@@ -123,39 +104,35 @@ class LayoutEstimator:
         return 1 + self._reduced
 
     def _device_tokens(self, layout: Layout) -> float:
-        return layout.batch_size * self.tokens / layout.shards(TOKEN_AXES)
+        return self._activations(layout).device_tokens
 
-    def _place_weights(self, layout: Layout) -> _Weights:
-        if layout.axes not in self._weights:
+    def _place(self, layout: Layout) -> tuple[PlacedWeights, Network]:
+        if layout.axes not in self._placed:
             mesh = self.tpus.mesh(layout.sizes)
-            shapes, shardings = self.model_def.shapes()[0], self.model_def.shardings(mesh)[0]
-            gathered: dict[tuple[str, ...], float] = {}
-            summed: dict[tuple[str, ...], float] = {}
-            stored = vocab = 0.0
-            for weight, sharding in zip(jax.tree.leaves(shapes), jax.tree.leaves(shardings), strict=True):
-                axes = [a for entry in sharding.spec if entry for a in ((entry,) if isinstance(entry, str) else entry)]
-                shard = weight.size / math.prod(mesh.shape[a] for a in axes)
-                stored += shard * weight.dtype.itemsize
-                fsdp = tuple(a for a in axes if a in FSDP_AXES)
-                whole = shard * math.prod(mesh.shape[a] for a in fsdp) * self._width
-                if fsdp:
-                    gathered[fsdp] = gathered.get(fsdp, 0.0) + whole
-                if rest := tuple(a for a in TOKEN_AXES if a not in axes and mesh.shape[a] > 1):
-                    summed[rest] = summed.get(rest, 0.0) + shard * self._width * self._reduced
-                if weight.ndim == 2:
-                    vocab = max(vocab, whole)
             network = Network(mesh, self.tpus.chip, self.tpus.torus, Efficiency())
-            self._weights[layout.axes] = _Weights(network, stored, gathered, summed, vocab)
-        return self._weights[layout.axes]
+            self._placed[layout.axes] = PlacedWeights.of(self.model_def, mesh), network
+        return self._placed[layout.axes]
 
-    def _communication(self, layout: Layout, weights: _Weights) -> tuple[float, float]:
+    def _activations(self, layout: Layout) -> Activations:
+        return Activations(
+            self.model_def.config,
+            layout.sizes,
+            layout.batch_size,
+            self.tokens,
+            layout.dispatch,
+            layout.expert_chunk,
+            layout.head_chunk,
+            layout.remat_saves,
+        )
+
+    def _communication(self, layout: Layout, weights: PlacedWeights) -> tuple[float, float]:
         """Returns the seconds of collectives that the prediction hides behind computation, and of the others."""
-        c, sizes, seconds = self.model_def.config, layout.sizes, weights.network.seconds
+        c, sizes, seconds = self.model_def.config, layout.sizes, self._place(layout)[1].seconds
         token_bytes = self._device_tokens(layout) * c.d_model * self._width
         # Weights are gathered forward and, recomputed, backward; gradients are reduce-scattered.
         gathers = 2 + self._reduced
         parts = [(gathers, Collective("all_gather", axes, size)) for axes, size in weights.gathered.items()]
-        parts += [(1, Collective("all_reduce", axes, size)) for axes, size in weights.summed.items()]
+        parts += [(1, Collective("all_reduce", axes, size * self._reduced)) for axes, size in weights.summed.items()]
         if sizes["expert"] > 1 and layout.dispatch == "ring":
             # Tokens and results, and in the backward pass the tokens again and both gradients.
             gather = Collective("all_gather", ("expert",), token_bytes * sizes["expert"])
@@ -176,14 +153,12 @@ class LayoutEstimator:
             spent[is_weight_collective(collective.axes)] += times * seconds(collective)
         return spent[True], spent[False]
 
-    def _computation(self, layout: Layout, weights: _Weights) -> float:
+    def _computation(self, layout: Layout, weights: PlacedWeights) -> float:
         scale = self._work(layout) / self._work(self.own)
         attention = self._profile.get("attention", 0.0) * _attention_passes(layout) / _attention_passes(self.own)
         others = sum(self._profile.get(kind, 0.0) for kind in ("matmul", "grouped_matmul", "hbm"))
         saved = [self._saved_seconds(self._work(at), at.remat_saves) for at in (self.own, layout)]
-        again = [
-            self._chunk_seconds(at, self._place_weights(at)) + self._expansion_seconds(at) for at in (self.own, layout)
-        ]
+        again = [self._chunk_seconds(at, self._place(at)[0]) + self._expansion_seconds(at) for at in (self.own, layout)]
         return (others + attention + saved[0] - again[0]) * scale - saved[1] + again[1]
 
     def _work(self, layout: Layout) -> float:
@@ -198,7 +173,7 @@ class LayoutEstimator:
         flops = 2 * tokens * c.n_layers * sum(products.get(name, 0) for name in names)
         return flops / (chip.peak_flops / chip.devices * Efficiency().matmul)
 
-    def _chunk_seconds(self, layout: Layout, weights: _Weights) -> float:
+    def _chunk_seconds(self, layout: Layout, weights: PlacedWeights) -> float:
         chip, tokens = self.tpus.chip, self._device_tokens(layout)
         chunks = math.ceil(tokens / min(layout.expert_chunk or tokens, tokens))
         moved = (chunks - 1) * READS_OF_EXPERTS * sum(weights.gathered.values())
@@ -220,45 +195,10 @@ class LayoutEstimator:
         """Numbers per token and layer that devices with parts of a row exchange."""
         return sum(attention_kind(self.model_def.config).cache_entry(self.model_def.config).groups)
 
-    def _bytes(self, layout: Layout, weights: _Weights) -> float:
-        c, sizes, width = self.model_def.config, layout.sizes, self._width
-        tokens = self._device_tokens(layout)
-        heads = c.n_heads / sizes["tensor"]
-        names = {
-            "latents": self._entry_width() * width,
-            "attention": heads * (c.v_head_dim * width + 4),
-            "out_proj": c.d_model * width,
-            "feed_forward": c.d_model * width,
-        }
-        kept = tokens * c.n_layers * (c.d_model * width + sum(names[name] for name in layout.remat_saves))
-        layer = sum(weights.gathered.values()) / c.n_layers
-        logits = min(layout.head_chunk or tokens, tokens) * c.vocab_size / sizes["tensor"]
-        # The weight, a chunk's gradient, and the float32 sum of the gradients of the chunks.
-        head = logits * (4 + width) + (2 + 4 / width) * weights.vocab
-        temporary = max(
-            self._layer_copies * layer + max(self._expert_bytes(layout), self._attention_bytes(layout)), head
-        )
-        return self._state_over_weights * weights.stored + kept + TEMPORARIES * temporary
-
-    def _expert_bytes(self, layout: Layout) -> float:
-        """Returns the bytes of the tokens of a group, their float32 sums and gradients, and the sorted rows."""
-        c, tokens = self.model_def.config, self._device_tokens(layout)
-        if not c.n_experts:
-            return 0.0
-        chunk = min(layout.expert_chunk or tokens, tokens)
-        group = layout.sizes["expert"] if layout.dispatch == "ring" else 1
-        rows = min(c.capacity_factor, layout.shards(("expert", "tensor"))) * c.experts_per_token * chunk
-        rows /= layout.sizes["tensor"]
-        of_tokens = group * chunk * c.d_model * (self._width + 8)
-        return of_tokens + rows * self._width * (3 * c.d_model + 4 * c.expert_ff_dim)
-
-    def _attention_bytes(self, layout: Layout) -> float:
-        """Returns the bytes of queries, their partial gradients, and keys and values with gradients."""
-        c, tokens = self.model_def.config, self._device_tokens(layout)
-        heads = min(c.heads_at_once or c.n_heads, c.n_heads / layout.sizes["tensor"])
-        key, keys = c.qk_nope_dim + c.qk_rope_dim, tokens * layout.sizes["context"]
-        parts = min(16, max(1, self.tokens / 2048))
-        return heads * self._width * (tokens * key * (2 + parts) + 2 * keys * (key + c.v_head_dim))
+    def _bytes(self, layout: Layout, weights: PlacedWeights) -> float:
+        activations = self._activations(layout)
+        temporary = activations.temporaries(weights, self._layer_copies)
+        return self._state_over_weights * weights.stored + activations.kept + temporary
 
 
 def _attention_passes(layout: Layout) -> float:

@@ -22,8 +22,6 @@ from composer_jax.scale.programs import (
     LOOP_COUNTS,
     Program,
     Step,
-    arrays_in,
-    bytes_per_device,
     check_stage,
     expert_buffer_occupancy,
     stage_steps,
@@ -32,6 +30,7 @@ from composer_jax.scale.roofline import largest_costs, predict_times
 from composer_jax.scale.schedule import HloSchedule, Waiting
 from composer_jax.scale.topology import Slice, tpu_slice
 from composer_jax.schema.run_config import run_config
+from composer_jax.train.step_memory import arrays_in, bytes_per_device
 
 _NEEDED = re.compile(r"\(([\d.]+)([KMGT])\) exceeds available HBM \(([\d.]+)([KMGT])\)")
 _USED = re.compile(r"Used ([\d.]+)([KMGT]) of ([\d.]+)([KMGT]) hbm")

@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from composer_jax.errors import UserError
 from composer_jax.models.attention_kinds import attention_form
-from composer_jax.models.cache import cache_spec, init_cache
+from composer_jax.models.cache import abstract_cache
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.flops import forward_flops, training_flops
 from composer_jax.models.model_def import ModelDef
@@ -30,7 +30,7 @@ from composer_jax.sampler.decode import DECODE_LOOP, DecodeRows
 from composer_jax.sampler.programs import decode_program, prefill_program
 from composer_jax.sampler.rollout_weights import rollout_model_def
 from composer_jax.schema.run_config import RunConfig
-from composer_jax.train.learner import HOST_MEMORY, Learner
+from composer_jax.train.learner import Learner
 from composer_jax.train.losses import Loss, make_loss
 from composer_jax.train.optimizer import OptimizerConfig, make_optimizer
 from composer_jax.train.teacher_kl import slot_shapes
@@ -138,18 +138,6 @@ def expert_buffer_occupancy(config: ModelConfig, mesh: Mesh) -> float:
     return 1 / min(config.capacity_factor, devices) if has_buffers else 1.0
 
 
-def bytes_per_device(tree: Any) -> float:
-    """Returns the bytes of one device's shards of a tree of arrays, in its own and in the host's memory."""
-    return float(
-        sum(math.prod(a.sharding.shard_shape(a.shape)) * np.dtype(a.dtype).itemsize for a in jax.tree.leaves(tree))
-    )
-
-
-def arrays_in(tree: Any, *, host: bool) -> list[Any]:
-    """Returns the arrays of a tree that lie in the host's memory (optimizer.offload), or those that do not."""
-    return [a for a in jax.tree.leaves(tree) if (a.sharding.memory_kind == HOST_MEMORY) == host]
-
-
 def _language_step(config: RunConfig, stage: str, mesh: Mesh) -> Step:
     training, section = config.training(stage), config.section(stage)
     shape = (training.micro_batch_size, training.seq_len)
@@ -248,12 +236,8 @@ def _sampler_steps(config: ModelConfig, sampler: SamplerConfig, mesh: Mesh) -> d
     _require_context("sampler.max_model_len", max_model_len, config)
     limits = make_limits(sampler, shards, config)
     pages_per_row = -(-max_model_len // limits.page_size)
-    weights = _abstract_weights(model_def, mesh)
-    cache = jax.tree.map(
-        lambda a, spec: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=NamedSharding(mesh, spec)),
-        jax.eval_shape(lambda: init_cache(config, shards * limits.cache_pages, limits.page_size)),
-        cache_spec(config),
-    )
+    weights = model_def.abstract_weights(mesh)
+    cache = abstract_cache(config, mesh, shards * limits.cache_pages, limits.page_size)
     rows_sharding = NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
     def step(function: Any, inputs: tuple[jax.ShapeDtypeStruct, ...], name: str, flops: float, tokens: int) -> Step:
@@ -279,14 +263,6 @@ def _sampler_steps(config: ModelConfig, sampler: SamplerConfig, mesh: Mesh) -> d
         flops = rows * forward_flops(config, length)
         steps[name] = step(prefill_program(model_def, mesh), inputs, name, flops, rows * length)
     return steps
-
-
-def _abstract_weights(model_def: ModelDef, mesh: Mesh) -> Any:
-    return jax.tree.map(
-        lambda a, sharding: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding),
-        model_def.shapes(),
-        model_def.shardings(mesh),
-    )
 
 
 def _check_batch(rows: int, tokens: int, config: ModelConfig, mesh: Mesh, names: tuple[str, str]) -> None:

@@ -128,6 +128,10 @@ class RunConfig:
         """Returns the section of a stage that trains on text: pretrain, a phase, or sft."""
         return {**self.phases, "pretrain": self.pretrain, "sft": self.sft}[stage]
 
+    def stage_training(self, stage: str) -> TrainingConfig | RLConfig:
+        """Returns the section of a training stage."""
+        return self.rl if stage == "rl" else self.training(stage)
+
     def section(self, stage: str) -> str:
         """Returns the path of a stage's section: "pretrain", "phases.NAME", "sft" or "rl"."""
         return f"phases.{stage}" if stage in self.phases else stage
@@ -151,7 +155,7 @@ class RunConfig:
 
     def stage_steps(self, stage: str) -> int:
         """Returns the steps of a training stage."""
-        return self.rl.steps if stage == "rl" else self.training(stage).steps
+        return self.stage_training(stage).steps
 
     def _check_profile(self) -> None:
         steps = {stage: self.stage_steps(stage) for stage in self.stages}

@@ -12,6 +12,7 @@ from composer_jax.observe.metrics import read_metrics
 from composer_jax.parallel.processes import is_first_process
 from composer_jax.schema.training_config import PretrainConfig
 from composer_jax.seeds import hash_seed
+from composer_jax.stages.memory_check import memory_check
 from composer_jax.stages.run import Run
 from composer_jax.train.loop import FitPlan, fit
 from composer_jax.train.shard_batch import addressable_rows
@@ -30,12 +31,12 @@ def pretrain_stage(run: Run, stage: str) -> None:
     """Runs one of them, unless it is done. Raises UserError if the run skips it."""
     if run.is_done(stage):
         return
-    weights = run.model.weights_before(stage)
     config = run.config.training(stage)
     assert isinstance(config, PretrainConfig)
     # A phase reads the same sources in another order than the one before it.
     seed = run.config.seed if stage == "pretrain" else hash_seed(stage, run.config.seed)
-    with run.stage(stage) as result:
+    with memory_check(run, stage), run.stage(stage) as result:
+        weights = run.model.weights_before(stage)
         tok = run.model.tokenizer
         train, heldout = run.data.documents("train"), run.data.documents("heldout")
         sources = make_sources(config.sources, SourceInputs(train, tok, seed), run.config.section(stage))
@@ -48,8 +49,9 @@ def pretrain_stage(run: Run, stage: str) -> None:
             steps=config.steps,
             read_rows=addressable_rows(run.stage_mesh(stage), config.batch_size, config.accumulate),
         )
-        learner = run.model.learner(stage, config.optimizer, config.steps, config.loss, config.router_bias_update_rate)
+        learner = run.model.learner(stage)
         state = learner.init_state(*weights)
+        del weights  # a copy of them is trained, and they would take memory beside it
         one_pass = partial(heldout_batches, seq_len=config.seq_len, batch_size=config.micro_batch_size, eod=tok.eod)
         plan = FitPlan(
             stage,
@@ -57,7 +59,7 @@ def pretrain_stage(run: Run, stage: str) -> None:
             config.save_every,
             config.evaluate_every,
             config.accumulate,
-            run.model.utilisation(stage, config.loss),
+            run.model.utilisation(stage),
         )
         with run.model.store(stage) as store, run.metrics(stage) as metrics:
             fit(

@@ -9,6 +9,7 @@ from composer_jax.observe.metrics import read_metrics
 from composer_jax.observe.progress import Progress
 from composer_jax.rl.learning_step import complete_step, learner_arguments
 from composer_jax.rl.records import RolloutRecords
+from composer_jax.stages.memory_check import memory_check
 from composer_jax.stages.run import Run
 from composer_jax.stages.train_rl import TOTALS, open_update
 from composer_jax.train.interrupt import defer_signals
@@ -36,7 +37,7 @@ def train_on_records(run: Run, records: RolloutRecords) -> None:
     for number in (number for record in records.batches[:steps] for number in record.groups):
         if not records.has(number):
             records.load(number)  # its sentence, before the hours and not after them
-    with run.stage("rl") as result, run.model.store("rl") as store:
+    with memory_check(run, "rl", samples=False), run.stage("rl") as result, run.model.store("rl") as store:
         rows = _take_steps(run, records, store)
         totals = {name: sum(row.get(name) or 0.0 for row in rows) for name in TOTALS}
         episodes = sum(len(records.load(number).episodes) for b in records.batches[:steps] for number in b.groups)
@@ -48,6 +49,7 @@ def _take_steps(run: Run, records: RolloutRecords, store: CheckpointStore) -> li
     """Takes the steps that the latest checkpoint does not have; returns the rows of metrics of all steps."""
     config = run.config.rl
     update, state, cursor = open_update(run, store)
+    utilisation = run.model.utilisation("rl")
     saved = cursor.task_step
     is_consistent = True
     with run.metrics("rl") as metrics:
@@ -64,7 +66,7 @@ def _take_steps(run: Run, records: RolloutRecords, store: CheckpointStore) -> li
                     learning = time.perf_counter()
                     state, update_result = update.step(state, *learner_arguments(config, cursor, groups))
                     train_s = time.perf_counter() - learning
-                    completed = complete_step(config, cursor, groups, state, update_result)
+                    completed = complete_step(config, cursor, groups, state, update_result, train_s, utilisation)
                     cursor = completed.cursor
                     is_consistent = True
                     spent = {

@@ -15,13 +15,15 @@ from composer_jax.data.chat.formats import chat_format_kind
 from composer_jax.data.text_tokenizer import TextTokenizer
 from composer_jax.errors import UserError
 from composer_jax.models.model_def import ModelDef, Params
+from composer_jax.models.supported_dtype import supported_network
 from composer_jax.parallel.processes import broadcast_from_process0
+from composer_jax.rl.config import RLConfig
 from composer_jax.schema.run_config import RunConfig
 from composer_jax.stages.run_data import RunData
 from composer_jax.storage.workdir import Workdir
 from composer_jax.train.learner import Learner
-from composer_jax.train.losses import LanguageLossConfig, PolicyLossConfig, make_loss
-from composer_jax.train.optimizer import OptimizerConfig, make_optimizer
+from composer_jax.train.losses import PolicyLossConfig, make_loss
+from composer_jax.train.optimizer import make_optimizer
 from composer_jax.train.utilisation import Utilisation, total_peak
 
 
@@ -36,8 +38,12 @@ class RunModel:
         data: has the tokenizer. workdir: knows which stages are done.
         """
         self.config, self.path, self.data, self.workdir = config, path, data, workdir
-        self.definition = ModelDef(config.model)
         self._mesh = mesh
+
+    @functools.cached_property
+    def definition(self) -> ModelDef:
+        """The network as this machine computes it outside the training stages."""
+        return ModelDef(supported_network(self.config.model))
 
     @property
     def mesh(self) -> Mesh:
@@ -68,12 +74,12 @@ class RunModel:
     def check_base(self) -> None:
         """Raises a UserError if the base cannot be read, or config.model contradicts it."""
         if self.config.base:
-            check_base_model(self.config.base, self.definition.config)
+            check_base_model(self.config.base, self.config.model)
 
     def store(self, stage: str) -> CheckpointStore:
         """Opens the checkpoints of a stage, which keep one step to fall back on if the latest is damaged.
 
-        Their notes hold the network as the stage trains it.
+        Their notes hold the network as the config has the stage train it, whatever this machine computes in.
         """
         return CheckpointStore(
             self.workdir.checkpoints(stage),
@@ -112,35 +118,25 @@ class RunModel:
         before, mesh = self.stage_before(stage), self._mesh(stage)
         return self.initial_weights(mesh) if before is None else self.weights_of(before, mesh)
 
-    def utilisation(self, stage: str, loss: LanguageLossConfig) -> Utilisation | None:
+    def utilisation(self, stage: str) -> Utilisation | None:
         """Returns what computes the MFU of a stage's steps; None on devices whose peak is not known."""
         peak = total_peak(device.device_kind for device in self._mesh(stage).devices.flat)
         if peak is None:
             return None
-        trunk = loss.trained == "all"
-        return Utilisation(self.config.stage_model(stage), peak, trains_mtp=bool(loss.mtp_weight), trains_trunk=trunk)
+        network, loss = self.config.stage_model(stage), self.config.stage_training(stage).loss
+        if isinstance(loss, PolicyLossConfig):
+            return Utilisation(network, peak)
+        return Utilisation(network, peak, trains_mtp=bool(loss.mtp_weight), trains_trunk=loss.trained == "all")
 
-    def learner(
-        self,
-        stage: str,
-        optimizer: OptimizerConfig,
-        steps: int,
-        loss: LanguageLossConfig | PolicyLossConfig,
-        router_bias_update_rate: float = 0.0,
-    ) -> Learner:
-        """Returns the Learner of a training stage, on its mesh.
-
-        Args:
-          steps: length of the learning-rate schedule.
-          router_bias_update_rate: step of the router bias; 0 freezes it.
-        """
-        mesh = self.config.stage_mesh(stage)
+    def learner(self, stage: str) -> Learner:
+        """Returns the Learner of a training stage, on its mesh. That of RL freezes the router bias."""
+        mesh, training = self.config.stage_mesh(stage), self.config.stage_training(stage)
         return Learner(
-            ModelDef(self.config.stage_model(stage)),
-            make_optimizer(optimizer, steps),
-            make_loss(loss),
+            ModelDef(supported_network(self.config.stage_model(stage))),
+            make_optimizer(training.optimizer, training.steps),
+            make_loss(training.loss),
             self._mesh(stage),
             reduction=mesh.reduction,
             reduce_dtype=mesh.reduce_dtype,
-            router_bias_update_rate=router_bias_update_rate,
+            router_bias_update_rate=0.0 if isinstance(training, RLConfig) else training.router_bias_update_rate,
         )

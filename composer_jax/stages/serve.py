@@ -10,6 +10,8 @@ from typing import Any
 
 import jax
 import numpy as np
+from absl import logging
+from jax.sharding import Mesh
 
 from composer_jax.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from composer_jax.checkpoint.dtypes import require_float_dtype
@@ -112,15 +114,26 @@ def serve(address: str, options: ServeOptions) -> None:
 def _new_sampler(checkpoint: Checkpoint, text: TextProcessor, options: ServeOptions, config: SamplerConfig) -> Sampler:
     mesh = mesh_of_axes(options.axes)
     definition, params, router_bias = checkpoint.load(mesh, options.dtype, mtp=options.drafts == "mtp")
-    dispatch = dispatch_without_drops(definition.config.dispatch)
-    definition = ModelDef(
-        dataclasses.replace(definition.config, cache_routing=options.returns_routing, dispatch=dispatch)
-    )
+    network = definition.config if options.dtype else network_on_cpus(definition.config, mesh)
+    dispatch = dispatch_without_drops(network.dispatch)
+    definition = ModelDef(dataclasses.replace(network, cache_routing=options.returns_routing, dispatch=dispatch))
     sampler = Sampler(definition, mesh, config, end_tokens=text.end_tokens, decode=text.tokenizer.decode)
     sampler.update(params, router_bias, version=0, copy=False)
     del params, router_bias
     sampler.warm_up(processed=True)
     return sampler
+
+
+def network_on_cpus(network: ModelConfig, mesh: Mesh) -> ModelConfig:
+    """Returns the network with float32 in place of bfloat16 as its compute dtype if the mesh is one of CPUs."""
+    if mesh.devices.flat[0].platform != "cpu" or network.compute_dtype != "bfloat16":
+        return network
+    logging.warning(
+        "A CPU multiplies bfloat16 several times slower than float32, so the server computes in float32; "
+        "--dtype=float32 also stores the weights in it, which is faster and takes twice their memory, and "
+        "--dtype=bfloat16 computes in bfloat16."
+    )
+    return dataclasses.replace(network, compute_dtype="float32")
 
 
 def sampler_config(options: ServeOptions, max_context: int) -> SamplerConfig:

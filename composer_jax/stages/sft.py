@@ -12,6 +12,7 @@ from composer_jax.errors import UserError
 from composer_jax.observe.metrics import read_metrics
 from composer_jax.parallel.processes import broadcast_from_process0, is_first_process
 from composer_jax.schema.training_config import TraceSourceConfig
+from composer_jax.stages.memory_check import memory_check
 from composer_jax.stages.periodic_evaluation import PeriodicEvaluation, SuitesBetweenSteps
 from composer_jax.stages.rows_page import write_rows_page
 from composer_jax.stages.run import Run
@@ -28,14 +29,15 @@ def sft(run: Run) -> None:
         broadcast_from_process0(lambda: run.workdir.stage_result(before))  # raises before experts play for minutes
     broadcast_from_process0(run.services.check)
     config = run.config.sft
-    with run.stage("sft") as result, PeriodicEvaluation(run, "sft") as periodic:
+    with memory_check(run, "sft"), run.stage("sft") as result, PeriodicEvaluation(run, "sft") as periodic:
         traces, reports = collect_traces(run)
         # A report can outgrow a row; the model could not have seen it whole in its window either.
         stream = trace_batches(traces, seq_len=config.seq_len, batch_size=config.batch_size, seed=run.config.seed)
         params, router_bias = run.model.weights_before("sft")  # after the traces, in which a bad line ends the stage
-        learner = run.model.learner("sft", config.optimizer, config.steps, config.loss, config.router_bias_update_rate)
+        learner = run.model.learner("sft")
         state = learner.init_state(params, router_bias)
-        utilisation = run.model.utilisation("sft", config.loss)
+        del params, router_bias  # a copy of them is trained, and they would take memory beside it
+        utilisation = run.model.utilisation("sft")
         plan = FitPlan("SFT", config.steps, config.save_every, 0, config.accumulate, utilisation)
         with run.model.store("sft") as store, run.metrics("sft") as metrics:
             evaluation = SuitesBetweenSteps(run, "sft", periodic)

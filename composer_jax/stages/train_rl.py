@@ -29,6 +29,7 @@ from composer_jax.rl.played_group import PlayedGroup
 from composer_jax.rl.policy_update import PolicyUpdate
 from composer_jax.rl.weight_check import WeightCheck, check_row, gap_bound
 from composer_jax.sampler.engine import Sampler
+from composer_jax.stages.memory_check import memory_check
 from composer_jax.stages.periodic_evaluation import PeriodicEvaluation
 from composer_jax.stages.rollout_workers import play_share
 from composer_jax.stages.run import Run
@@ -49,7 +50,7 @@ def train_rl(run: Run) -> None:
         return
     config = run.config.rl
     broadcast_from_process0(lambda: len(run.services.tasks.train))  # refuses tasks before weights are loaded
-    with run.stage("rl") as result, run.model.store("rl") as store:
+    with memory_check(run, "rl"), run.stage("rl") as result, run.model.store("rl") as store:
         update, state, cursor = open_update(run, store)
         sampler = run.services.sampler_with(state.params, state.router_bias, version=cursor.weight_version)
         update.learner_checksums = sampler.learner_checksums
@@ -71,7 +72,7 @@ def train_rl(run: Run) -> None:
 def open_update(run: Run, store: CheckpointStore) -> tuple[PolicyUpdate, TrainState, Cursor]:
     """Returns the learning half of RL, with the state and the position of the latest checkpoint or of the beginning."""
     config, (params, router_bias) = run.config.rl, run.model.weights_before("rl")
-    learner = run.model.learner("rl", config.optimizer, config.steps, config.loss)
+    learner = run.model.learner("rl")
     state, cursor = learner.init_state(params, router_bias), Cursor()
     if restored := restore_state(store, state):
         state, saved = restored
@@ -120,7 +121,8 @@ def _take_steps(
             evaluate=evaluate,
             weight_check=_weight_check(run, learner, sampler),
         )
-        learning, playing = Learning(learner, state, cursor), Playing(sampler, context, workers.play)
+        learning = Learning(learner, state, cursor, run.model.utilisation("rl"))
+        playing = Playing(sampler, context, workers.play)
         orchestrator = Orchestrator(config, source, learning, playing, ledger, watchers)
         metrics.truncate_after(len(ledger.batches))
         periodic.truncate_after(len(ledger.batches))
@@ -156,6 +158,8 @@ def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
     for name, (tokens, seconds) in rates.items():
         known = row.get(tokens) is not None and row[seconds]
         shown[name] = round(row[tokens] / row[seconds]) if known else None
+    if row.get("mfu") is not None:
+        shown["MFU"] = f"{row['mfu']:.1%}"
     return shown
 
 

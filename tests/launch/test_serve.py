@@ -2,7 +2,9 @@
 weights."""
 
 import contextlib
+import json
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -133,6 +135,21 @@ def test_who_starts_a_server_reads_where_the_file_is_that_cannot_be_used(tmp_pat
         (broken / file).write_text(content)
     said = refusal(capsys, f"--checkpoint=hf:{broken}", "--name=agent", "--port=0")
     assert str(broken) in said and "agent" not in said
+
+
+@pytest.mark.parametrize(("dtype", "computed"), [(None, "float32"), ("bfloat16", "bfloat16"), ("float32", "float32")])
+def test_a_cpu_serves_bfloat16_in_float32_unless_asked_for_it(folder, tmp_path, monkeypatch, caplog, dtype, computed):
+    stored = shutil.copytree(folder, tmp_path / "stored")
+    config = json.loads((stored / "config.json").read_text()) | {"torch_dtype": "bfloat16"}
+    (stored / "config.json").write_text(json.dumps(config))
+    samplers = []
+    monkeypatch.setattr(uvicorn.Server, "run", lambda server, sockets: sockets[0].close())
+    monkeypatch.setattr(Sampler, "warm_up", lambda sampler, **_: samplers.append(sampler))
+    serve_weights(f"hf:{stored}", ServeOptions(port=0, slots=2, max_model_len=512, dtype=dtype))
+    network = samplers[0].definition.config
+    assert (network.param_dtype, network.compute_dtype) == (dtype or "bfloat16", computed)
+    said = [record.getMessage() for record in caplog.records if "multiplies bfloat16" in record.getMessage()]
+    assert len(said) == (dtype is None) and all("--dtype=float32" in sentence for sentence in said)
 
 
 def test_a_server_opens_each_file_of_its_model_once(folder, monkeypatch):

@@ -5,6 +5,11 @@ import json
 import subprocess
 import sys
 
+import jax
+import pytest
+
+from composer_jax.observe.step_trace import StepTrace
+
 TRACED = """
 import sys
 from pathlib import Path
@@ -36,3 +41,23 @@ def test_a_trace_has_the_calls_of_its_steps(tmp_path):
         f"PjitFunction(step{n})" for n in (2, 3)
     }
     assert list(tmp_path.rglob("*.xplane.pb"))
+
+
+@pytest.fixture
+def full_disk(monkeypatch):
+    """A profiler that cannot write, in place of JAX's."""
+
+    def stop_trace():
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(jax.profiler, "start_trace", lambda folder: None)
+    monkeypatch.setattr(jax.profiler, "stop_trace", stop_trace)
+
+
+def test_a_trace_that_cannot_be_written_does_not_hide_the_error_of_the_run(full_disk, tmp_path, caplog):
+    with pytest.raises(ZeroDivisionError), StepTrace(tmp_path, range(1, 3)) as trace:
+        trace.begin(1)
+        raise ZeroDivisionError
+    assert f"The trace in {tmp_path} is not written: No space left on device" in caplog.text
+    with pytest.raises(OSError, match="No space"), StepTrace(tmp_path, range(1, 3)) as trace:
+        trace.begin(1)

@@ -28,6 +28,7 @@ from composer_jax.seeds import hash_seed
 from composer_jax.tasks.config import TasksConfig
 from composer_jax.tasks.source import TaskSource
 from composer_jax.train.learner import TrainState
+from composer_jax.train.utilisation import Utilisation
 
 AGENT = AgentConfig(compactions={"none": Compaction(None), "summary": Compaction(132)})
 TASKS = TasksConfig(
@@ -36,6 +37,10 @@ TASKS = TasksConfig(
         "memory_chain": "composer_jax.demo.memory_chain:MemoryChain",
     }
 )
+
+
+LENGTHS = (5, 7)
+"""Tokens of the rows that every step trains."""
 
 
 @dataclasses.dataclass
@@ -132,7 +137,9 @@ class SimulatedUpdate:
         self.step.seconds = seconds
 
     def _step(self, state, groups, episodes, step):
-        return TrainState(state.params + 1, {}, {}, state.step + 1), UpdateResult(True, {"trained_tokens": 1.0})
+        return TrainState(state.params + 1, {}, {}, state.step + 1), UpdateResult(
+            True, {"trained_tokens": 1.0}, lengths=LENGTHS
+        )
 
 
 @dataclasses.dataclass
@@ -149,6 +156,7 @@ class Simulation:
     evaluate: Callable | None = None
     """(policy, step, version) -> an awaitable, as Watchers.evaluate."""
     save_every: int = 4
+    utilisation: Utilisation | None = None
     new_weight_check: Callable[[SimulatedPolicy], object] = lambda policy: None
     checkpoint: Cursor = dataclasses.field(default_factory=Cursor)
     rows: dict = dataclasses.field(default_factory=dict)
@@ -178,7 +186,7 @@ class Simulation:
             orchestrator = Orchestrator(
                 config,
                 GroupSource(config, AGENT, 0, TaskSource(0, TASKS)),
-                Learning(update, state, cursor),
+                Learning(update, state, cursor, self.utilisation),
                 Playing(policy, context),
                 ledger,
                 watchers,

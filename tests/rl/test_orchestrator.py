@@ -6,18 +6,22 @@ import random
 import threading
 from collections import Counter
 
+import numpy as np
 import pytest
 
 from composer_jax.errors import UserError
+from composer_jax.models.flops import training_flops
 from composer_jax.rl.config import RLConfig
 from composer_jax.rl.curriculum import CurriculumConfig
 from composer_jax.rl.learning_step import Cursor, graded_group
 from composer_jax.rl.ledger import RolloutLedger
 from composer_jax.rl.played_group import hash_tokens
 from composer_jax.rl.rewards import RewardConfig
+from composer_jax.train.utilisation import Utilisation
 from tests.many import many
+from tests.models.small import small
 from tests.rl.made_up import episode
-from tests.rl.simulated import Play, Simulation, drawn_play
+from tests.rl.simulated import LENGTHS, Play, Simulation, drawn_play
 from tests.virtual_clock import run_virtually
 
 CONFIG = RLConfig(steps=12, groups={"bugfix": 2, "memory_chain": 1}, group_size=4, batches=((24, 2),))
@@ -94,6 +98,14 @@ def test_a_deterministic_run_does_not_depend_on_who_ends_first(simulate):
     ]
     assert runs[0].batches() == runs[1].batches()
     assert [batch.versions for batch in runs[0].batches()][3:] == [(t - 2, t - 2) for t in range(3, 12)]
+
+
+def test_a_row_has_the_speed_of_the_learner_and_its_share_of_the_peak(simulate):
+    config = changed(steps=2)
+    (row, _), flops = simulate(config, drawn_play).rows.values(), training_flops(small(), np.asarray(LENGTHS))
+    assert row["tokens_per_s"] == pytest.approx(sum(LENGTHS) / row["train_s"]) and "mfu" not in row
+    for row in simulate(config, drawn_play, "known", utilisation=Utilisation(small(), peak=1e12)).rows.values():
+        assert row["mfu"] == pytest.approx(flops / (row["train_s"] * 1e12))
 
 
 class PausedCheck:

@@ -4,8 +4,10 @@ import dataclasses
 import types
 
 import jax
+import numpy as np
 import pytest
 
+from composer_jax.models.flops import document_lengths
 from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.rl.batch import Group, has_enough_graded
@@ -78,7 +80,7 @@ def test_groups_of_equal_rewards_change_no_weight():
     assert result.is_updated and result.metrics["groups_used"] == 1
     groups = [Group([episode(0.0)] * 4, [0.0] * 4), Group([episode(1.0)] * 4, [1.0] * 4)]
     after, result = policy_update.step(state, groups, 8, step=0)
-    assert after is state and not result.is_updated
+    assert after is state and not result.is_updated and not result.lengths
     assert result.metrics["groups_used"] == 0 and result.metrics["trained_tokens"] == 0
     assert result.metrics["grad_norm"] is None
 
@@ -124,6 +126,7 @@ def test_a_step_trains_the_rest_of_a_group_and_leaves_out_half_of_one():
     _, result = policy_update.step(STATE, [group_of(1.0, 0.0, 0.0), group_of(1.0, 0.0)], 8, 0)
     assert result.metrics["groups_incomplete"] == 1 and result.is_updated
     batches = policy_update.learner.batches
+    assert sorted(result.lengths) == sorted(document_lengths(np.concatenate([b["segments"] for b in batches])))
     assert sum(batch["segments"].max(1).sum() for batch in batches) == 3
     assert max(batch["advantages"].max() for batch in batches) == pytest.approx(2 / 3)
     assert policy_update.learner.normalisers.policy == 8 * CONFIG.tokens_per_episode

@@ -14,7 +14,6 @@ from composer_jax.scale.costs import Collective, CostAssumptions, estimate_cost
 from composer_jax.scale.layout import config_layout
 from composer_jax.scale.programs import (
     LOOP_COUNTS,
-    bytes_per_device,
     expert_buffer_occupancy,
     stage_steps,
 )
@@ -22,6 +21,7 @@ from composer_jax.schema.run_config import run_config
 from composer_jax.train.learner import Learner
 from composer_jax.train.losses import make_loss
 from composer_jax.train.optimizer import make_optimizer
+from composer_jax.train.step_memory import bytes_per_device
 from tests.scale.configuration import small_config
 
 MESH = make_mesh(data=4, expert=2)

@@ -41,6 +41,7 @@ def run(folder, tmp_path):
     config.model.update({"n_mtp_modules": 1, "compute_dtype": "float32"})
     config.pretrain.loss.update({"mtp_weight": 1.0, "trained": "mtp"})
     config.pretrain.optimizer.update({"peak": 1e-2, "warmup": 0})
+    config.pretrain.update({"steps": 4, "router_bias_update_rate": 0.01})
     with Run(config, tmp_path / "run") as run:
         yield run
 
@@ -68,8 +69,7 @@ def test_the_trunk_is_the_base_and_the_modules_are_initial_ones(run):
 
 
 def test_the_modules_learn_alone(run):
-    config = run.config.pretrain
-    learner = run.model.learner("pretrain", config.optimizer, 4, config.loss, router_bias_update_rate=0.01)
+    learner = run.model.learner("pretrain")
     initial = jax.device_get(run.model.initial_weights())
     state = learner.init_state(*initial)
     losses = []

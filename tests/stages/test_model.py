@@ -17,7 +17,9 @@ from composer_jax.data.chat.compact import CompactFormat
 from composer_jax.data.chat.messages import AssistantMessage, ToolCall
 from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.errors import UserError
+from composer_jax.models import supported_dtype
 from composer_jax.models.model_def import ModelDef
+from composer_jax.ops.local_gpu import LocalGpu
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.stages.model import SMALLEST_CAPACITY, Model
@@ -45,6 +47,14 @@ def test_a_model_has_network_weights_mesh_tokenizer_and_chat_format(model):
     assert isinstance(model.chat_format, CompactFormat)
     assert (model.defaults.temperature, model.defaults.top_p, model.defaults.top_k) == (1.0, 1.0, 0)
     assert model.text.end_tokens == (model.chat_format.end, model.tokenizer.eod)
+
+
+def test_weights_in_bfloat16_are_computed_with_in_float32_on_a_card_without_it(folder, monkeypatch):
+    monkeypatch.setattr(supported_dtype, "local_gpu", lambda: LocalGpu("Tesla T4", (7, 5), 91002))
+    model = composer_jax.load_hf(folder, dtype="bfloat16")
+    assert model.definition.config.compute_dtype == "float32"
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(model.params)} == {model.definition.config.param_dtype}
+    assert model.definition.config.param_dtype == "bfloat16"
 
 
 def test_loading_compiles_no_sampler(folder):

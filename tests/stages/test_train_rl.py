@@ -113,6 +113,12 @@ def fake_harness(interrupter):
     return run_episode
 
 
+@contextlib.contextmanager
+def episode_context(**_):
+    with EventLoop() as loop:
+        yield EpisodeContext(None, None), loop
+
+
 @pytest.fixture(params=[0, 2], ids=["synchronous", "asynchronous"])
 def train_rl(tmp_path, monkeypatch, request):
     """(where Ctrl-C comes or None, whether gradients are NaN) -> runs the stage in one folder, again and again."""
@@ -132,16 +138,12 @@ def train_rl(tmp_path, monkeypatch, request):
             yield result
             workdir.mark_done(name, result)
 
-        @contextlib.contextmanager
-        def episode_context(**_):
-            with EventLoop() as loop:
-                yield EpisodeContext(None, None), loop
-
         model = types.SimpleNamespace(
             chat=None,
             tokenizer=types.SimpleNamespace(fingerprint="of a test"),
             weights_before=lambda _: ({"w": jnp.zeros(3)}, {}),
-            learner=lambda *_: FakeLearner(),
+            learner=lambda stage: FakeLearner(),
+            utilisation=lambda stage: None,
             store=lambda name: CheckpointStore(workdir.path / "checkpoints" / name, keep=2),
         )
         services = types.SimpleNamespace(
@@ -162,6 +164,7 @@ def train_rl(tmp_path, monkeypatch, request):
             interrupter=interrupter,
             metrics=lambda name: MetricsWriter(workdir.path / "metrics" / f"{name}.jsonl"),
             trace=lambda stage: NO_TRACE,
+            stage_mesh=lambda stage: types.SimpleNamespace(local_devices=()),
         )
 
         def go(place=None, has_nan=False, every=(), heldout=""):
@@ -297,3 +300,5 @@ def test_the_progress_of_a_step_fits_a_line():
     shown = stage._shown(row)
     assert shown == {"reward": 0.5, "grade": 0.25, "stale": 1, "queued": 0, "sampled/s": 500, "trained/s": None}
     assert stage._shown(row | {"sampled_tokens": None})["sampled/s"] is None
+    assert stage._shown(row | {"mfu": 0.375})["MFU"] == "37.5%"
+    assert stage._shown(row | {"mfu": None}) == shown

@@ -1,0 +1,65 @@
+"""The memory of a step, against what XLA plans for the step's programs on a CPU."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from composer_jax.models.model_def import ModelDef
+from composer_jax.parallel.mesh import make_mesh
+from composer_jax.train.learner import Learner
+from composer_jax.train.losses import LanguageLoss
+from composer_jax.train.optimizer import OptimizerConfig, make_optimizer
+from composer_jax.train.step_memory import StepMemoryEstimator, bytes_per_device
+from tests.models.small import LLAMA, small
+
+NETWORK = small(**LLAMA, n_layers=4, d_model=64, remat=True)
+
+
+def planned_bytes(program) -> float:
+    """The arguments, results and temporaries of a program on one device."""
+    function, arguments, keywords = program
+    memory = function.lower(*arguments, **keywords).compile().memory_analysis()
+    held = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+    return held + memory.temp_size_in_bytes
+
+
+@pytest.mark.parametrize(
+    ("sizes", "accumulates", "network"),
+    [({}, False, {}), ({"data": 2}, True, {"param_dtype": "bfloat16", "compute_dtype": "bfloat16", "remat": False})],
+    ids=["float32", "bfloat16 over two devices, accumulated"],
+)
+def test_the_state_is_exact_and_the_least_is_not_above_what_a_step_takes(sizes, accumulates, network):
+    rows, tokens = 32, 64
+    mesh = make_mesh(jax.devices()[: 2 if sizes else 1], **sizes)
+    optimizer = make_optimizer(OptimizerConfig(), steps=1)
+    learner = Learner(ModelDef(dataclasses.replace(NETWORK, **network)), optimizer, LanguageLoss(), mesh)
+    estimator = StepMemoryEstimator(learner)
+    memory = estimator.estimate(rows, tokens, accumulates=accumulates)
+    batch = {name: jax.ShapeDtypeStruct((rows, tokens), np.int32) for name in ("tokens", "positions", "segments")}
+    batch["weights"] = jax.ShapeDtypeStruct((rows, tokens), np.float32)
+    programs = learner.programs(batch, accumulates=accumulates)
+    beside = bytes_per_device(learner.abstract_state().optimizer) + memory.summed
+    whole = planned_bytes(programs["gradient"]) + beside
+    assert memory.layer_inputs > memory.gradient, "otherwise the lower bound would say nothing about activations"
+    assert memory.least <= whole and memory.least < memory.estimate
+    # The update reads the gradient or the sum of several, and the state without weights of which it has a master copy.
+    update = memory.state + (memory.summed or memory.gradient)
+    update -= bytes_per_device(learner.abstract_state().params) if learner.master_dtype else 0.0
+    function, arguments, keywords = programs["update"]
+    read = function.lower(*arguments, **keywords).compile().memory_analysis().argument_size_in_bytes
+    assert update <= read <= 1.01 * update + 256
+
+
+def test_what_stays_in_memory_beside_the_learner_and_what_is_not_trained():
+    learner = Learner(
+        ModelDef(NETWORK), make_optimizer(OptimizerConfig(), 1), LanguageLoss(), make_mesh(jax.devices()[:1])
+    )
+    plain, more = (StepMemoryEstimator(learner, beside=b).estimate(4, 16, accumulates=False) for b in (0.0, 1e6))
+    assert plain.layer_inputs < plain.gradient and plain.least == plain.exact, "the gradient may take their place"
+    assert more.least == plain.least + 1e6 and more.exact == plain.exact + 1e6
+    modules_alone = StepMemoryEstimator(learner, trains_trunk=False).estimate(4, 16, accumulates=False)
+    assert modules_alone.layer_inputs == 0 and modules_alone.estimate < plain.estimate
+    twice = StepMemoryEstimator(learner).estimate(8, 16, accumulates=False)
+    assert twice.layer_inputs == 2 * plain.layer_inputs and twice.exact == plain.exact
