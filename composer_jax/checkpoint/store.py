@@ -2,8 +2,8 @@
 
 A step is one folder `DIR/STEP/` with one Orbax item per named pytree, so that RL can restore the parameters of a
 pretraining run without its optimizer state, and one item `meta` with the JSON values and an index of every leaf's shape
-and dtype. Orbax writes to a temporary folder and renames it: a step exists whole or not at all. A pytree is stored
-flat, as {path of the leaf: array}; `like` gives its structure at restore, so NamedTuples, optax states and NNX states
+and dtype. Orbax writes to a temporary folder and renames it: a step exists whole or not at all. It writes in threads of
+its own, from a copy in the host's memory, while the caller trains on. A pytree is stored flat, as {path of the leaf: array}; `like` gives its structure at restore, so NamedTuples, optax states and NNX states
 need no registration, and renaming a container class breaks no checkpoint.
 """
 
@@ -64,12 +64,16 @@ class CheckpointStore:
         self._notes = dict(notes or {})
         self._before_save = before_save
         self._writing = False
+        self._has_failed = False  # the save before
         self._manager_if_open: ocp.CheckpointManager | None = None
 
     # ---------------------------------------------------------------- writing
 
     def save(self, step: int, *, arrays: Mapping[str, PyTree], json: Mapping[str, Any] | None = None) -> None:
         """Writes one step, atomically: a killed process leaves nothing of it.
+
+        The arrays are copied to the host, bytes of the state / hosts each, and may then be donated; they are written
+        while the caller goes on. The next call that asks for steps, and `close`, wait for that, and raise its error.
 
         arrays: name -> pytree of jax or numpy arrays (any dtype, bfloat16 included; an empty tree is fine).
         json: name -> plain JSON value (counters, the state of a data iterator, RNG seeds).
@@ -86,6 +90,7 @@ class CheckpointStore:
         json_module.dumps(meta)  # raises a TypeError that names the type, before anything is written
 
         manager = self._manager(writing=True)
+        self.wait()
         if step in manager.all_steps():
             raise UserError(f"step {step} is already saved in {self.directory}; use a new step number")
         if self._before_save is not None:
@@ -95,16 +100,31 @@ class CheckpointStore:
             name: ocp.args.PyTreeSave(leaves) for name, leaves in flat.items() if leaves
         }
         items[_META] = ocp.args.JsonSave(meta)
+        self._has_failed = False
         try:
             manager.save(step, args=ocp.args.Composite(**items), force=True)
         except Exception as error:
             self._raise_write_error(error)
 
+    def wait(self) -> None:
+        """Returns when the step that is being written is complete. Raises UserError if it cannot be written."""
+        if self._manager_if_open is None or not self._writing:
+            return
+        try:
+            self._manager_if_open.wait_until_finished()
+        except Exception as error:
+            self._raise_write_error(error)
+
     def close(self) -> None:
-        """Releases the folder."""
-        if self._manager_if_open is not None:
-            self._manager_if_open.close()
-            self._manager_if_open = None
+        """Waits as `wait` does, and releases the folder."""
+        manager, self._manager_if_open = self._manager_if_open, None
+        if manager is None:
+            return
+        try:
+            manager.close()
+        except Exception as error:
+            if not self._has_failed:  # each file of a save can raise; the first one has told
+                self._raise_write_error(error)
 
     def __enter__(self) -> Self:
         return self
@@ -117,6 +137,7 @@ class CheckpointStore:
     def steps(self) -> list[int]:
         """Returns the complete steps on disk, ascending, including those that other programs wrote meanwhile."""
         manager = self._manager()
+        self.wait()
         if is_url(self.directory):
             # gcsfs remembers listings until this process changes them; this is the file system that Orbax lists with.
             epath_backend.fsspec_backend.fs(str(self.directory)).invalidate_cache()
@@ -182,7 +203,7 @@ class CheckpointStore:
             max_to_keep=self._keep,
             create=writing,
             cleanup_tmp_directories=writing,
-            enable_async_checkpointing=False,
+            enable_async_checkpointing=writing,
             save_root_metadata=False,
         )
         registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
@@ -232,6 +253,7 @@ class CheckpointStore:
 
     def _raise_write_error(self, error: Exception) -> NoReturn:
         """Raises what a failed save becomes: a UserError if disk or bucket are the cause, else the error itself."""
+        self._has_failed = True
         # The array writer reports an error of the operating system as a ValueError with its message and code.
         os_error = _OS_ERROR.search(str(error))
         remote = is_url(self.directory) and (

@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -116,14 +118,42 @@ def test_keeps_the_latest_and_names_steps_in_order(tmp_path):
     assert not (tmp_path / "new").exists()
     for step in (1, 5, 10, 200):
         store.save(step, arrays={"w": jnp.full((2,), step)}, json={"at": step})
+    store.wait()
     reader = CheckpointStore(tmp_path / "new")
     assert reader.steps() == [10, 200] and reader.latest_step() == 200
     store.save(300, arrays={"w": jnp.full((2,), 300)}, json={"at": 300})
+    store.wait()
     assert reader.steps() == [200, 300]  # a reader sees what another process wrote since
     got, values = reader.restore(200, like={"w": jnp.zeros((2,), jnp.int32)})
     assert values == {"at": 200} and got["w"].tolist() == [200, 200]
     store.close()
     reader.close()
+
+
+def test_a_step_is_written_while_its_arrays_change(tmp_path, monkeypatch):
+    """What is written is the state at the call, though the buffers of the devices are donated meanwhile."""
+    add_one = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)
+    tree = {
+        "w": jnp.zeros((64, 64)),
+        "sharded": jax.device_put(jnp.zeros((8, 4)), NamedSharding(mesh_of((8, 1)), P("data"))),
+    }
+    may_end = threading.Event()
+    finish = ocp.JsonCheckpointHandler.finalize
+
+    def finalize(self, directory):
+        assert may_end.wait(60)
+        return finish(self, directory)
+
+    monkeypatch.setattr(ocp.JsonCheckpointHandler, "finalize", finalize)
+    with CheckpointStore(tmp_path) as store:
+        store.save(1, arrays={"tree": tree})
+        for _ in range(3):
+            tree = add_one(tree)
+        assert CheckpointStore(tmp_path).steps() == []
+        may_end.set()
+        assert store.steps() == [1]
+        for leaf in jax.tree.leaves(store.restore(like={"tree": tree})[0]):
+            assert (np.asarray(leaf) == 0).all()
 
 
 def test_goes_on_after_reopening(tmp_path):
@@ -229,7 +259,7 @@ for step in range(1, 10_000):
 """,
         str(tmp_path),
     )
-    for _ in range(4):
+    for _ in range(5):  # the fifth is being written
         process.stdout.readline()
     # Into the middle of the next save: wait until its draft appears.
     deadline = time.monotonic() + 30
@@ -258,6 +288,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
 noise = {"w": jax.random.normal(key, (500, 500))}
 try:
     store.save(2, arrays=noise)
+    store.wait()
 except UserError as error:
     print(error)
 print(store.steps())

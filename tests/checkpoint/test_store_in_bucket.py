@@ -56,3 +56,4 @@ def test_a_bucket_that_is_gone_is_a_sentence(bucket_url):
         pytest.raises(UserError, match="gs://no-such-bucket/sft: .*the steps saved before are intact; run the same"),
     ):
         store.save(1, arrays=ARRAYS)
+        store.wait()
