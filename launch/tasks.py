@@ -11,10 +11,11 @@ suite detects and that its repair undoes. The suite needs pytest and the package
 --packages is a folder made by `pip install --target DIR pytest ...`; --requirements installs into OUT/packages. The
 packages must not include the repository itself. The same flags give the same tasks.
 
-validate grades each task of a path several times untouched, which must score 0, and with its own solution, which must
-score 1. It writes validation.json beside the tasks and lists the invalid ones; the exit code is 1 if there are any. The
-path is a task, a folder of tasks, or a .jsonl or .parquet file of SWE-bench or SWE-smith rows, whose repositories are
-in --repos. show prints a summary of each task of a path, or one task in full.
+validate grades each task of a path several times untouched, which must score 0, and with its own solution (for a Harbor
+task what solution/solve.sh leaves), which must score 1. It writes validation.json beside the tasks and lists the
+invalid ones and those that cannot be used here; the exit code is 1 if there are any. Tasks that need the network need
+--network=host. The path is a task, a folder of tasks, or a .jsonl or .parquet file of SWE-bench or SWE-smith rows,
+whose repositories are in --repos. show prints a summary of each task of a path, or one task in full.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ EXIT_INVALID = 1
 
 
 def define(values):
+    from composer_jax.sandbox.config import NETWORKS
+
     string = lambda name, meaning, default=None: absl_flags.DEFINE_string(  # noqa: E731
         name, default, meaning, flag_values=values
     )
@@ -51,6 +54,10 @@ def define(values):
     )
     whole("seed", 0, "generate: random seed.", 0)
     string("packages", "A folder of installed packages, including pytest; for validate, the packages of rows.")
+    absl_flags.DEFINE_enum(
+        "network", "none", NETWORKS, "validate: the network of tasks that need one (docs/sandbox.md).",
+        flag_values=values,
+    )  # fmt: skip
     string("repos", "validate, show: a folder of git repositories for rows.")
     listed("requirements", "generate: pip requirements of the tests, separated by commas.")
     absl_flags.DEFINE_enum(
@@ -119,14 +126,17 @@ def generate(values):
 def validate(values, path):
     from composer_jax.observe.progress import Progress
     from composer_jax.sandbox import LocalSandboxPool
+    from composer_jax.tasks.network import require_network
     from composer_jax.tasks.suites.run import SUITE_LIMITS
     from composer_jax.tasks.validate import validate as validate_tasks
 
-    tasks = read(values, path)
+    refused = []
+    tasks = read(values, path, refused)
+    require_network(tasks, values.network, "--network=host")
 
     async def run():
         with Progress(len(tasks), "tasks", "validate") as progress:
-            async with LocalSandboxPool(SUITE_LIMITS, size=values.jobs) as pool:
+            async with LocalSandboxPool(SUITE_LIMITS, size=values.jobs, network=values.network == "host") as pool:
                 return await validate_tasks(
                     tasks, pool, values.runs, values.jobs, after_task=lambda one: progress.update(last=one.verdict)
                 )
@@ -137,10 +147,11 @@ def validate(values, path):
     invalid = [one for one in validations if not one.valid]
     for one in invalid:
         print(f"{one.task_id}: {one.verdict}; {one.detail}")
-    print(
-        f"{len(validations) - len(invalid)} of {len(validations)} tasks are valid in {values.runs} runs (see {target})"
-    )
-    if invalid:
+    for error in refused:
+        print(f"left out: {error}")
+    total = len(validations) + len(refused)
+    print(f"{len(validations) - len(invalid)} of {total} tasks are valid in {values.runs} runs (see {target})")
+    if invalid or refused:
         sys.exit(EXIT_INVALID)
 
 
@@ -158,13 +169,13 @@ def show(values, path):
             print(gold_patch(task, metadata["gold"]) if "gold" in metadata else metadata.get("gold_patch", ""))
 
 
-def read(values, path):
+def read(values, path, refused=None):
     from composer_jax.tasks.formats import ReadOptions, read_tasks
 
     options = ReadOptions(
         repos=Path(values.repos) if values.repos else None, packages=Path(values.packages) if values.packages else None
     )
-    return read_tasks(path, options)
+    return read_tasks(path, options, refused)
 
 
 if __name__ == "__main__":

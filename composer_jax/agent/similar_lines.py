@@ -9,13 +9,13 @@ MAX_COMPARED = 10_000  # lines; each blocks the event loop for some microseconds
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
-def line_numbers(text: str, part: str) -> str:
-    """The numbers of the lines on which the occurrences of a part begin, at most MAX_OCCURRENCES."""
+def line_numbers(text: str, part: str) -> list[int]:
+    """The numbers of the lines on which the first MAX_OCCURRENCES + 1 occurrences of a part begin."""
     numbers, start = [], text.find(part)
     while start >= 0 and len(numbers) <= MAX_OCCURRENCES:
         numbers.append(text.count("\n", 0, start) + 1)
-        start = text.find(part, start + len(part))
-    return ", ".join(map(str, numbers[:MAX_OCCURRENCES])) + (" and more" if len(numbers) > MAX_OCCURRENCES else "")
+        start = text.find(part, start + 1)
+    return numbers
 
 
 def describe_similar_lines(text: str, part: str) -> str:

@@ -153,7 +153,7 @@ def _environment(executable: str, libraries: str | None) -> dict[str, str]:
     return environment
 
 
-_MOUNT_POINTS = ("/workspace", "/opt/composer/hidden/layers", "/opt/packages", "/tests", "/logs", "/tmp")
+_MOUNT_POINTS = ("/workspace", "/opt/composer/hidden/layers", "/opt/packages", "/tests", "/solution", "/logs", "/tmp")
 # What name lookup and certificates need. /etc as a whole is never mounted.
 _FOR_NETWORK = ("resolv.conf", "hosts", "nsswitch.conf", "gai.conf", "ssl", "ca-certificates", "pki")
 _NETWORK = (

@@ -296,8 +296,8 @@ class Container(AsyncCloseable):
         path = out.text().removesuffix("\n")
         return path if path.startswith("/") else self._pool.workspace
 
-    async def start(self, network: bool, grades: bool) -> None:
-        """Starts the container. Raises SandboxDied when the engine cannot."""
+    async def start(self, network: bool, folders: Sequence[str] = ()) -> None:
+        """Starts the container. folders: absolute paths of new ones. Raises SandboxDied when the engine cannot."""
         pool, limits = self._pool, self.limits
         words = ["run", "--detach", "--pull", "never", "--name", self.name, "--label", f"{OWNER}={owner()}"]
         words += [] if network else ["--network", "none"]
@@ -307,7 +307,7 @@ class Container(AsyncCloseable):
         words += ["--memory", f"{limits.memory_mb}m", "--memory-swap", f"{limits.memory_mb}m", "--cpus", f"{pool.cpus}"]
         words += ["--pids-limit", f"{limits.processes}", "--ulimit", f"nofile={limits.open_files}:{limits.open_files}"]
         words += ["--ulimit", f"nproc={MAX_USER_PROCESSES}:{MAX_USER_PROCESSES}"]
-        for folder in ("/tests", "/logs/verifier") if grades else ():
+        for folder in folders:
             words += ["--tmpfs", f"{folder}:rw,exec,mode=755"]  # without capabilities, root may not make folders in /
         for name, value in pool.environment.items():
             words += ["--env", f"{name}={value}"]

@@ -107,11 +107,12 @@ class ContainerPool(AsyncCloseable):
         tests: Path | None = None,
         network: bool = False,
         grading: bool = False,
+        solution: Path | None = None,
     ) -> Container:
         """Returns a fresh container, with `tree` and then `files` copied over the workspace of the image.
 
         tests: copied to /tests, beside an empty /logs/verifier. network: the engine's default network.
-        grading: keep the .git even where the pool hides it, for scripts that use it.
+        grading: keep the .git even where the pool hides it, for scripts that use it. solution: copied to /solution.
         Raises UserError for packages, which belong into the image; SandboxDied when the container does not start.
         """
         if packages is not None:
@@ -122,7 +123,8 @@ class ContainerPool(AsyncCloseable):
         sandbox = Container(self, tree)
         self._used.add(sandbox)
         try:
-            await sandbox.start(network, tests is not None)
+            folders = (*(("/tests", "/logs/verifier") if tests else ()), *(("/solution",) if solution else ()))
+            await sandbox.start(network, folders)
             if not self._is_resolved:
                 self.workspace, self._is_resolved = await sandbox.resolve_workspace(), True
             if self.hide_history and not grading:
@@ -131,6 +133,8 @@ class ContainerPool(AsyncCloseable):
                 await sandbox.copy_in(tree, self.workspace)
             if tests is not None:
                 await sandbox.copy_in(tests, "/tests")
+            if solution is not None:
+                await sandbox.copy_in(solution, "/solution")
             if files:
                 await sandbox.write_files(files)
         except BaseException:

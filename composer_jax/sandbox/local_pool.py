@@ -127,6 +127,7 @@ class LocalSandboxPool(AsyncCloseable):
         tests: Tree | None = None,
         network: bool = False,
         grading: bool = False,
+        solution: Tree | None = None,
     ) -> LocalSandbox:
         """Returns a fresh sandbox with `files` on top of `tree`; waits while `size` are in use. The caller closes it.
 
@@ -134,11 +135,12 @@ class LocalSandboxPool(AsyncCloseable):
         tests: a folder that is mounted read-only at /tests, beside an empty, writable /logs/verifier.
         network: with the network of the host, its local services included. The pool must have been made with it.
         grading: changes nothing, since these sandboxes hide nothing.
+        solution: a folder that is mounted read-only at /solution.
 
         Raises UserError for trees that cannot be mounted so, SandboxDied when three attempts failed or the snapshots of
         the tree were lost with the zygote that held them, SandboxFileError for a file that cannot be written.
         """
-        plan = MountPlan(Tree(self) if tree is None else tree, packages, tests, network)
+        plan = MountPlan(Tree(self) if tree is None else tree, packages, tests, network, solution)
         while len(self._used) >= self.size and not self._closed:
             await self._wait()
         for attempt in range(START_ATTEMPTS):
@@ -220,13 +222,13 @@ class LocalSandboxPool(AsyncCloseable):
             raise UserError("this tree is of another sandbox pool; use a tree of the pool that makes the sandbox.")
         if not plan.tree.is_alive_in(self._spawner):
             raise SandboxDied("the snapshots of this tree were lost with the process that held them")
-        for tree in (plan.packages, plan.tests):
+        for name, tree in (("packages", plan.packages), ("tests", plan.tests), ("solution", plan.solution)):
             if tree is not None and (tree.base is None or tree.layers):
                 raise UserError(
                     "packages and tests are mounted from a folder; make their tree with LocalSandboxPool.tree(folder)."
                 )
-        if plan.tests is not None and not self.capabilities.can_mount_tests:
-            raise UserError(f"the sandbox backend {self.backend!r} cannot mount tests at /tests; use bubblewrap.")
+            if tree is not None and name != "packages" and not self.capabilities.can_mount_tests:
+                raise UserError(f"the sandbox backend {self.backend!r} cannot mount {name} at /{name}; use bubblewrap.")
         if plan.network and not self.capabilities.can_use_network:
             raise UserError("this sandbox pool has no network; make it with network=True.")
 

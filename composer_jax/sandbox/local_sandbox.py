@@ -146,7 +146,14 @@ class LocalSandbox(AsyncCloseable):
             raise UserError("a sandbox pool of size 1 has no room for a fork; make it larger.")
         tree, plan = await self._freeze(), self.plan
         try:
-            return await self._pool.acquire({}, tree, packages=plan.packages, tests=plan.tests, network=plan.network)
+            return await self._pool.acquire(
+                {},
+                tree,
+                packages=plan.packages,
+                tests=plan.tests,
+                network=plan.network,
+                solution=plan.solution,
+            )
         finally:
             self._start_worker()  # after the worker of the fork, for which the caller waits
 

@@ -27,7 +27,7 @@ class Capabilities:
     can_snapshot: Sandbox.snapshot and Sandbox.restore.
     can_fork: Sandbox.fork.
     can_mount_packages: acquire(packages=...).
-    can_mount_tests: acquire(tests=...).
+    can_mount_tests: acquire(tests=...) and acquire(solution=...).
     can_use_network: acquire(network=True).
     can_set_output_limit: run(output_kb=...).
     has_writable_system: commands can change programs and settings outside the workspace, so the files of the workspace
@@ -155,12 +155,13 @@ class SandboxPool(AsyncCloseable, Protocol):
         tests: TreeHandle | None = None,
         network: bool = False,
         grading: bool = False,
+        solution: TreeHandle | None = None,
     ) -> Sandbox:
         """Returns a fresh sandbox whose workspace holds `files` on top of `tree`; the caller closes it.
 
         packages: a tree that Python in the sandbox imports from. tests: a tree shown at /tests, beside an empty
         /logs/verifier. network: with the network of the host or of the engine. grading: the sandbox is for a grader,
-        from which the pool hides nothing.
+        from which the pool hides nothing. solution: a tree shown at /solution.
         Raises UserError for an argument that the pool lacks the capability for, SandboxDied when no sandbox starts,
         SandboxFileError for a file that cannot be written.
         """

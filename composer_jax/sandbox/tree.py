@@ -58,14 +58,15 @@ class Tree:
 class MountPlan:
     """What a new sandbox gets.
 
-    tree: what its workspace holds at first. packages, tests: trees of folders that are mounted read-only. network:
-    whether it shares the network of the host.
+    tree: what its workspace holds at first. packages, tests, solution: trees of folders that are mounted read-only.
+    network: whether it shares the network of the host.
     """
 
     tree: Tree
     packages: Tree | None = None
     tests: Tree | None = None
     network: bool = False
+    solution: Tree | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The plan as the zygote reads it."""
@@ -75,15 +76,20 @@ class MountPlan:
             "packages": self.packages and self.packages.base,
             "tests": self.tests and self.tests.base,
             "network": self.network,
+            "solution": self.solution and self.solution.base,
         }
 
     @property
     def trees(self) -> list[Tree]:
         """Every tree of the plan."""
-        return [tree for tree in (self.tree, self.packages, self.tests) if tree is not None]
+        return [tree for tree in (self.tree, self.packages, self.tests, self.solution) if tree is not None]
 
 
-EMPTY_PLAN: dict[str, Any] = {"base": None, "layers": [], "packages": None, "tests": None, "network": False}
+EMPTY_PLAN: dict[str, Any] = {
+    **dict.fromkeys(("base", "packages", "tests", "solution")),
+    "layers": [],
+    "network": False,
+}
 """MountPlan.to_json of a sandbox with an empty workspace and nothing else."""
 
 

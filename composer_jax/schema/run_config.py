@@ -31,6 +31,7 @@ from composer_jax.parallel.mesh import MeshConfig
 from composer_jax.rl.config import RLConfig
 from composer_jax.rl.weight_check import gap_bound
 from composer_jax.sampler.config import SamplerConfig
+from composer_jax.sandbox.config import SandboxConfig
 from composer_jax.schema.config_dict import from_mapping, plain_value, to_config_dict
 from composer_jax.schema.renamed import outdated_fields
 from composer_jax.schema.training_config import PhaseConfig, PretrainConfig, SFTConfig, TrainingConfig
@@ -61,6 +62,8 @@ class RunConfig:
     """Source code for pretraining and the tokenizer."""
     tasks: TasksConfig = field(default_factory=TasksConfig)
     """Task families and tasks from disk."""
+    sandbox: SandboxConfig = field(default_factory=SandboxConfig)
+    """What the sandboxes of tasks may reach."""
     pretrain: PretrainConfig = field(default_factory=PretrainConfig)
     """Continued pretraining."""
     phases: Mapping[str, PhaseConfig] = field(default_factory=dict)

@@ -31,6 +31,7 @@ from composer_jax.rl.feedback import FeedbackConfig as FeedbackConfig
 from composer_jax.rl.reference import ReferenceKLConfig as ReferenceKLConfig
 from composer_jax.rl.rewards import RewardConfig as RewardConfig
 from composer_jax.sampler.config import SamplerConfig as SamplerConfig
+from composer_jax.sandbox.config import SandboxConfig as SandboxConfig
 from composer_jax.schema.run_config import RunConfig as RunConfig
 from composer_jax.schema.run_config import config_dict as config_dict
 from composer_jax.schema.training_config import PhaseConfig as PhaseConfig

@@ -90,6 +90,7 @@ def evaluate(run: Run, which: str) -> None:
     name = f"evaluate_{which}"
     if run.is_done(name):
         return
+    broadcast_from_process0(lambda: len(run.services.tasks.heldout))  # refuses tasks before weights are loaded
     stage = policy_stage(run, which)
     weights = run.model.initial_weights() if stage is None else run.model.weights_of(stage)
     with run.stage(name) as result:

@@ -13,6 +13,7 @@ from composer_jax.sampler.policy import ServingPolicy
 from composer_jax.sandbox import LocalSandboxPool, SandboxLimits
 from composer_jax.stages.model import Model
 from composer_jax.tasks.images import ImagePools
+from composer_jax.tasks.network import require_network
 from composer_jax.tasks.suites.run import SUITE_LIMITS
 from composer_jax.tasks.task import Task
 
@@ -25,19 +26,22 @@ def run_attempt(
     chat: ChatFormat | None = None,
     compaction: Compaction | None = None,
     settings: EpisodeSettings | None = None,
+    network: str = "none",
 ) -> Episode:
     """Plays one episode of a policy on a task in a sandbox of this machine, and returns it graded.
 
     Blocks, also in a notebook. `composer_jax.agent.run_episode` is for code that has a session and sandboxes. Raises
-    UserError for a model without a chat format, or a task whose image is not on this machine.
+    UserError for a model without a chat format, or a task whose image is not on this machine or that
+    needs the network and does not get it.
 
     Args:
       seed: uint32; fixes what the policy samples.
       chat: the format of messages; None is that of a Model.
       compaction: None asks for a summary when three quarters of the session's context are full.
       settings: limits, system message and temperature; None has the defaults of EpisodeSettings.
+      network: "host" gives a task that needs the network that of this machine (SandboxConfig).
     """
-    return run_group(task, policy, (seed,), chat=chat, compaction=compaction, settings=settings)[0]
+    return run_group(task, policy, (seed,), chat=chat, compaction=compaction, settings=settings, network=network)[0]
 
 
 def run_group(
@@ -48,6 +52,7 @@ def run_group(
     chat: ChatFormat | None = None,
     compaction: Compaction | None = None,
     settings: EpisodeSettings | None = None,
+    network: str = "none",
 ) -> list[Episode]:
     """Plays one episode of a task per seed, all at once, and returns them graded, in the order of the seeds.
 
@@ -58,6 +63,7 @@ def run_group(
         if not isinstance(policy, Model):
             raise UserError(f"{type(policy).__name__} has no chat format of its own; give chat=.")
         chat = policy.chat_format
+    require_network([task], network, "network='host'")
     with EventLoop() as loop:
         return loop.run(_play(task, policy, seeds, chat, compaction, settings or EpisodeSettings()))
 
@@ -70,7 +76,8 @@ async def _play(
     compaction: Compaction | None,
     settings: EpisodeSettings,
 ) -> list[Episode]:
-    pool = LocalSandboxPool(SandboxLimits() if task.repository is None else SUITE_LIMITS, size=len(seeds))
+    limits = SandboxLimits() if task.repository is None else SUITE_LIMITS
+    pool = LocalSandboxPool(limits, size=len(seeds), network=task.network and task.image is None)
     images = ImagePools(len(seeds))
     context = EpisodeContext(chat, pool, settings, images=images)
 

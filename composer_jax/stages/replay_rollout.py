@@ -72,7 +72,7 @@ def play_records(run: Run, records: RolloutRecords, policy: str, out: Path) -> d
 def _source(run: Run, records: RolloutRecords) -> GroupSource:
     """Returns the source of the recorded groups. Raises a UserError if the config has other tasks in their places."""
     # Not run.services.tasks, which does without the tasks of RL once it is done.
-    tasks = TaskSource(run.config.seed, run.config.tasks)
+    tasks = TaskSource(run.config.seed, run.config.tasks, network=run.config.sandbox.network)
     source = GroupSource(run.config.rl, run.config.agent, run.config.seed, tasks)
     source.restore(records.places)
     for record in records.batches:

@@ -88,7 +88,9 @@ class RolloutServices:
     def tasks(self) -> TaskSource:
         """The run's tasks. Raises UserError if RL would run out of them; tasks.train is not read once RL is done."""
         is_trained = self.workdir.stage_done("rl")
-        source = TaskSource(self.config.seed, self.config.tasks, read_train=not is_trained)
+        source = TaskSource(
+            self.config.seed, self.config.tasks, read_train=not is_trained, network=self.config.sandbox.network
+        )
         if not is_trained:
             rl = self.config.rl
             source.require(rl.groups, rl.steps, rl.curriculum.ladders)
@@ -119,7 +121,7 @@ class RolloutServices:
         """
         agent = self.config.agent
         with EventLoop() as loop:
-            pool = LocalSandboxPool(self.tasks.limits, size=agent.concurrency)
+            pool = LocalSandboxPool(self.tasks.limits, size=agent.concurrency, network=self._has_network)
             images = ImagePools(agent.concurrency)
             try:
                 settings = EpisodeSettings(
@@ -155,7 +157,13 @@ class RolloutServices:
             config.data.tool_prompt or TOOL_PROMPT,
             context.settings,
             self.tasks.limits,
+            self._has_network,
         )
+
+    @property
+    def _has_network(self) -> bool:
+        """Whether sandboxes of tasks that need the network get it."""
+        return self.config.sandbox.network == "host"
 
     def check(self) -> None:
         """Raises UserError for what RL would meet after hours: missing tasks, or a machine that refuses sandboxes."""
@@ -163,7 +171,7 @@ class RolloutServices:
 
         async def run_hello() -> str:
             async with (
-                LocalSandboxPool(limits, size=1) as pool,
+                LocalSandboxPool(limits, size=1, network=self._has_network) as pool,
                 await pool.acquire({"hello.py": "print('ready')"}) as sandbox,
             ):
                 return (await sandbox.run(["python", "hello.py"])).stdout

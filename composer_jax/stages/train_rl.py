@@ -48,6 +48,7 @@ def train_rl(run: Run) -> None:
     if run.is_done("rl"):
         return
     config = run.config.rl
+    broadcast_from_process0(lambda: len(run.services.tasks.train))  # refuses tasks before weights are loaded
     with run.stage("rl") as result, run.model.store("rl") as store:
         update, state, cursor = open_update(run, store)
         sampler = run.services.sampler_with(state.params, state.router_bias, version=cursor.weight_version)

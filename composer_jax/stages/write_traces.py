@@ -23,6 +23,7 @@ from composer_jax.stages.trace_sources import EpisodeSource, make_trace_source
 from composer_jax.storage.bucket import is_url
 from composer_jax.storage.local_copy import local_copy
 from composer_jax.tasks.formats import ReadOptions, read_tasks
+from composer_jax.tasks.network import require_network
 from composer_jax.tasks.task import Task
 
 RenderRows = Callable[[], list[dict[str, Any]] | None]
@@ -142,6 +143,7 @@ def find_tasks(run: Run, names: Sequence[str]) -> list[Task]:
             raise UserError(
                 f"{name!r} names no tasks; use a path, or FAMILY:COUNT for a family of tasks.families ({families})."
             )
+    require_network(found, run.config.sandbox.network)
     return found
 
 

@@ -32,7 +32,7 @@ install packages. KILL lets root end processes of another user."""
 def container_pool(
     task: Task, size: int = 8, engine: Engine | None = None, turns: asyncio.Semaphore | None = None
 ) -> ContainerPool:
-    """Returns a pool of containers for one task, with the memory, CPUs and variables that the task asks for.
+    """Returns a pool of containers for one task, with the memory, CPUs, variables and folder that the task asks for.
 
     Builds the image if the task has a Dockerfile and the image does not exist. Raises UserError for a task without an
     image, without a working engine, and for a missing image that is not built here.
@@ -55,6 +55,7 @@ def container_pool(
         linux_capabilities=INSTALL_CAPABILITIES if isinstance(task.grader, ScriptGrader) else (),
         environment=task.metadata.get("environment"),
         turns=turns,
+        workspace=task.metadata.get("workdir"),
         hide_history=not isinstance(task.grader, ScriptGrader),  # a script's task may be about .git itself
     )
 

@@ -16,6 +16,7 @@ from composer_jax.tasks.config import TasksConfig
 from composer_jax.tasks.family import TaskFamily
 from composer_jax.tasks.formats import ReadOptions, read_tasks
 from composer_jax.tasks.images import require_images
+from composer_jax.tasks.network import require_network
 from composer_jax.tasks.suites.run import SUITE_LIMITS
 from composer_jax.tasks.task import Split, Task
 
@@ -27,13 +28,15 @@ class TaskSource:
       seed. A family of `train` is not generated.
     """
 
-    def __init__(self, seed: int, config: TasksConfig, *, read_train: bool = True):
+    def __init__(self, seed: int, config: TasksConfig, *, read_train: bool = True, network: str = "none"):
         """Imports the families and reads the paths of `config`; read_train=False leaves tasks.train unread.
 
+        network: as in SandboxConfig.
+
         Raises UserError for a family that cannot be imported, a path that cannot be read, or tasks that belong to the
-        other split, are in both paths, or need an image that is missing.
+        other split, are in both paths, or need an image that is missing or a network that they do not get.
         """
-        self.seed = seed
+        self.seed, self._network = seed, network
         self.families: dict[str, TaskFamily] = {
             name: import_object(path, f"config.tasks.families.{name}")() for name, path in config.families.items()
         }
@@ -44,6 +47,7 @@ class TaskSource:
         self.train: Mapping[str, Sequence[Task]] = _by_family(seed, train, "train", options)
         self.heldout: Mapping[str, Sequence[Task]] = _by_family(seed, heldout, "heldout", options)
         every = [task for tasks in (*self.train.values(), *self.heldout.values()) for task in tasks]
+        require_network(every, network)
         require_images(task for task in every if task.image is not None)
         trained_on = {task.id for tasks in self.train.values() for task in tasks}
         for task in (task for tasks in self.heldout.values() for task in tasks):
@@ -78,6 +82,7 @@ class TaskSource:
         task = self.families[family].generate(split, seed, index)
         if task.family != family:
             raise UserError(f"tasks.families.{family} generates tasks of family {task.family!r}; use that name.")
+        require_network([task], self._network)
         return task
 
     def require(

@@ -3,16 +3,19 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from composer_jax.errors import UserError
-from composer_jax.sandbox import Change, SandboxPool
+from composer_jax.sandbox import Change, Sandbox, SandboxFileError, SandboxPool
 from composer_jax.tasks.grader import CaseGrader
 from composer_jax.tasks.grading import changes_from_texts, grade, initial_changes
 from composer_jax.tasks.images import container_pool
 from composer_jax.tasks.patches.git_diff import changes_from_patch
+from composer_jax.tasks.retry import apply_layers, retry_if_sandbox_dies
 from composer_jax.tasks.task import Task
 
 RUNS = 5
+SOLUTION_TIMEOUT_S = 600.0  # of solve.sh; Harbor's value
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class Validation:
 def gold_changes(task: Task) -> dict[str, Change] | None:
     """Returns the changes of a workspace with the solution in the task's metadata, or None without one.
 
-    Supports the metadata of generated tasks and of SWE-bench and SWE-smith rows.
+    Supports the metadata of generated tasks and of SWE-bench and SWE-smith rows; run_solution is for Harbor's.
     """
     metadata, changes = task.metadata, initial_changes(task)
     if "gold" in metadata:
@@ -98,15 +101,45 @@ async def validate(
 
 async def _validate(task: Task, pool: SandboxPool, runs: int) -> Validation:
     nothing, solved, detail, gold = [], [], "", gold_changes(task)
-    cases = [(0.0, initial_changes(task), nothing)]
-    if gold is None:
+    has_script = gold is None and "solution" in task.metadata
+    if gold is None and not has_script:
         detail = "no solution is known"
-    else:
-        cases.append((1.0, gold, solved))
-    for expected, changes, rewards in cases:
-        for _ in range(runs):
-            result = await grade(task, changes, pool)
-            rewards.append(result.reward)
-            if result.reward != expected:
-                detail = detail or f"{'no-op' if expected == 0.0 else 'gold'} scores {result.reward:g}: {result.detail}"
+    for _ in range(runs):
+        result = await grade(task, initial_changes(task), pool)
+        nothing.append(result.reward)
+        if result.reward != 0.0:
+            detail = detail or f"no-op scores {result.reward:g}: {result.detail}"
+    for _ in range(runs if gold is not None or has_script else 0):
+        changes, problem = (gold, "") if gold is not None else await run_solution(task, pool)
+        result = await grade(task, changes, pool)
+        solved.append(result.reward)
+        if result.reward != 1.0:
+            detail = detail or f"gold scores {result.reward:g}: {result.detail}{problem}"
     return Validation(task.id, tuple(nothing), tuple(solved), detail)
+
+
+async def run_solution(task: Task, pool: SandboxPool) -> tuple[dict[str, Change], str]:
+    """Returns the changes that solution/solve.sh of a Harbor task leaves in the workspace, and what it complained of.
+
+    It runs as an agent's commands do, with the solution's folder at /solution. Raises what retry_if_sandbox_dies does.
+    """
+    variables = [f"{name}={value}" for name, value in task.metadata.get("solution_environment", {}).items()]
+    folders = (task.repository, task.packages, Path(task.metadata["solution"]))
+    repository, packages, solution = [await pool.trees.get(folder) for folder in folders]
+
+    async def acquire() -> Sandbox:
+        sandbox = await pool.acquire({}, repository, packages=packages, network=task.network, solution=solution)
+        return await apply_layers(sandbox, initial_changes(task))
+
+    async def run(sandbox: Sandbox) -> tuple[dict[str, Change], str]:
+        async with sandbox:
+            script = ["env", *variables, "bash", "/solution/solve.sh"]
+            result = await sandbox.run(script, timeout_s=task.metadata.get("solution_timeout_s", SOLUTION_TIMEOUT_S))
+            last_line = (result.stderr.strip() or result.stdout.strip()).splitlines()[-1:] or ["nothing"]
+            ended = f"; solve.sh ended with {result.outcome}, its last words: {last_line[0][:200]}"
+            try:
+                return await sandbox.changes(), "" if result.outcome == "ok" else ended
+            except SandboxFileError as error:
+                return initial_changes(task), f"; what solve.sh left cannot be read: {error}"
+
+    return await retry_if_sandbox_dies(acquire, run)

@@ -45,6 +45,31 @@ def test_validate_reports_invalid_tasks(folder, run):
     assert [entry["verdict"] for entry in report] == ["valid", "valid", "wrong"]
 
 
+def harbor_task(folder, environment):
+    files = {
+        "task.toml": f'version = "1.0"\n[environment]\n{environment}\n',
+        "instruction.md": "Write 42 into answer.txt.\n",
+        "environment/Dockerfile": "FROM python:3.12-slim\nWORKDIR /app\n",
+        "tests/test.sh": "[ -e /app/answer.txt ]; echo $((1 - $?)) > /logs/verifier/reward.txt\n",
+        "solution/solve.sh": "echo 42 > /app/answer.txt\n",
+    }
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
+def test_validate_names_tasks_that_need_the_network_and_those_that_cannot_be_used(tmp_path, run, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name, environment in {"a": "", "b": "", "c": "gpus = 2"}.items():
+        harbor_task(tmp_path / "tasks" / name, environment)
+    code, _, err = run("validate", tmp_path / "tasks", "--runs=1")
+    assert code == 2 and "2 tasks need the network" in err and ": a, b; --network=host gives" in err
+    assert not (tmp_path / "tasks" / "validation.json").exists()
+    code, out, err = run("validate", tmp_path / "tasks", "--runs=1", "--network=host")
+    assert code == 1 and "2 of 3 tasks are valid in 1 runs" in out, err
+    assert "left out: the task in" in out and "GPUs ([environment] gpus = 2)" in out
+
+
 def test_show_and_help(folder, run):
     task = generate("bugfix", "train", 0, 1)
     assert task.id in run("show", folder)[1]

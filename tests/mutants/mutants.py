@@ -381,16 +381,16 @@ MUTANTS = (
     ),
     Mutant(
         "grading.skipped_is_repaired",
-        "composer_jax/tasks/grading/log.py",
-        "in (PASSED, XFAIL) for test in grader.fail_to_pass]",
-        "in (PASSED, XFAIL, SKIPPED) for test in grader.fail_to_pass]",
+        "composer_jax/tasks/suites/judge.py",
+        '"fail_to_pass": (PASSED, XFAILED),',
+        '"fail_to_pass": (PASSED, XFAILED, SKIPPED),',
         "A fail-to-pass test that the submission has skipped counts as repaired.",
     ),
     Mutant(
         "grading.last_status",
         "composer_jax/tasks/grading/log_parsers.py",
-        "statuses[name] = max(statuses.get(name, PASSED), status, key=_BADNESS.index)",
-        "statuses[name] = status",
+        "outcomes[name] = max(outcomes.get(name, PASSED), outcome, key=_BADNESS.index)",
+        "outcomes[name] = outcome",
         "A test that the log names twice has its last status, so that printing PASSED hides a failure.",
     ),
     Mutant(

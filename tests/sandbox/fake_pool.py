@@ -100,6 +100,7 @@ class FakePool(AsyncCloseable):
         tests: Mapping[str, bytes] | None = None,
         network: bool = False,
         grading: bool = False,
+        solution: Mapping[str, bytes] | None = None,
     ) -> FakeSandbox:
         sandbox = FakeSandbox(self, str(len(self.sandboxes)), tree or {})
         await sandbox.write_files(files)

@@ -106,7 +106,9 @@ def test_tasks_of_the_other_split_and_tasks_of_both_are_refused(tmp_path):
 def test_a_task_whose_image_is_not_here_is_refused(tmp_path):
     folder = tmp_path / "task"
     (folder / "tests").mkdir(parents=True)
-    (folder / "task.toml").write_text('version = "1.0"\n[environment]\ndocker_image = "no/such:image"\n')
+    (folder / "task.toml").write_text(
+        'version = "1.0"\n[environment]\nallow_internet = false\ndocker_image = "no/such:image"\n'
+    )
     (folder / "instruction.md").write_text("Do it.\n")
     (folder / "tests" / "test.sh").write_text("exit 0\n")
     with pytest.raises(UserError, match="has no image no/such:image; pull or|need Docker or Podman"):

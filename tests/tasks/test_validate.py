@@ -4,6 +4,7 @@ import asyncio
 
 from composer_jax.demo import bugfix
 from composer_jax.tasks import SuiteGrader, Task
+from composer_jax.tasks.formats import ReadOptions, read_tasks
 from composer_jax.tasks.validate import Validation, gold_changes, validate
 from tests.demo.generate import generate
 from tests.tasks.conftest import lay
@@ -37,6 +38,35 @@ def test_every_task_gets_its_verdict(pool, packages, tmp_path):
     assert gold_changes(tasks[3]) is None and (validations[3].nothing, validations[3].gold) == ((0.0,), ())
     assert sorted(one.task_id for one in done) == sorted(task.id for task in tasks)
     assert asyncio.run(validate(tasks[-1:], pool, runs=2))[0].gold == (1.0, 1.0)
+
+
+SOLUTIONS = {
+    "valid": "cp /solution/answer.txt /app/ && [ $WORD = go ] && [ $(cat data.txt) = data ]\n",
+    "wrong": "echo 41 > /app/answer.txt; echo gave up >&2; exit 3\n",
+    "solved": "true\n",
+    "unknown": None,
+}
+
+
+def test_the_script_of_a_harbor_task_is_its_solution(pool, tmp_path):
+    for name, script in SOLUTIONS.items():
+        files = {
+            "task.toml": "[environment]\nallow_internet = false\n[solution.env]\nWORD = 'go'\n",
+            "instruction.md": "Write 42 into answer.txt.\n",
+            "environment/Dockerfile": "FROM python:3.12-slim\nWORKDIR /app\nCOPY *.txt /app/\n",
+            "environment/data.txt": "data\n",
+            "tests/test.sh": '[ "$(cat /app/answer.txt)" = 42 ]; echo $((1 - $?)) > /logs/verifier/reward.txt\n',
+            "solution/answer.txt": "42\n",
+        }
+        files |= {"environment/answer.txt": "42\n"} if name == "solved" else {}
+        lay(tmp_path / "tasks" / name, files | ({} if script is None else {"solution/solve.sh": script}))
+    tasks = read_tasks(tmp_path / "tasks", ReadOptions(store=tmp_path / "store"))
+    validations = {one.task_id: one for one in asyncio.run(validate(tasks, pool, runs=2, jobs=2))}
+    assert {name: one.verdict for name, one in validations.items()} == {name: name for name in SOLUTIONS}
+    assert (validations["valid"].nothing, validations["valid"].gold) == ((0.0, 0.0), (1.0, 1.0))
+    assert "gold scores 0" in validations["wrong"].detail
+    assert validations["wrong"].detail.endswith("; solve.sh ended with nonzero, its last words: gave up")
+    assert validations["unknown"].detail == "no solution is known"
 
 
 def test_verdicts_of_rewards():

@@ -1,12 +1,10 @@
 """The tool that applies a patch to any number of files: all of it, or nothing."""
 
-from dataclasses import replace
-
 from composer_jax.agent.patches.apply import apply_hunks
-from composer_jax.agent.patches.envelope import parse_patch
+from composer_jax.agent.patches.envelope import outdent_headers, parse_patch
+from composer_jax.agent.patches.file_text import decode_text, encode_text
 from composer_jax.agent.tools.browse import read_bytes
-from composer_jax.agent.tools.edit_file import has_crlf
-from composer_jax.agent.tools.paths import refuse_links, resolve_path
+from composer_jax.agent.tools.paths import refuse_links, resolve_file, resolve_path
 from composer_jax.agent.tools.schema import ToolError
 from composer_jax.agent.tools.tool import Tool, object_schema
 from composer_jax.agent.workspace import Workspace
@@ -15,13 +13,28 @@ from composer_jax.tasks.patches import FilePatch, PatchError
 
 async def apply_patch(workspace: Workspace, patch: str) -> str:
     """Applies a unified diff, or a patch from *** Begin Patch to *** End Patch."""
-    draft = _Draft(workspace)
     try:
-        answers = [draft.apply(one) for one in parse_patch(patch)]
-    except PatchError as error:
+        draft, answers = _draft(workspace, patch)
+    except (PatchError, ToolError) as error:
         raise ToolError(f"{error}; nothing was changed" if "\n" not in str(error) else str(error)) from error
     workspace.replace(draft.files)
     return "\n".join(answers)
+
+
+def _draft(workspace: Workspace, text: str) -> "tuple[_Draft, list[str]]":
+    """The files after a patch and what was done to each. Raises PatchError and ToolError."""
+    draft = _Draft(workspace)
+    try:
+        return draft, [draft.apply(one) for one in parse_patch(text)]
+    except (PatchError, ToolError) as error:
+        outdented = outdent_headers(text)
+        if outdented == text:
+            raise
+        draft = _Draft(workspace)
+        try:
+            return draft, [draft.apply(one) for one in parse_patch(outdented)]
+        except (PatchError, ToolError):
+            raise error from None
 
 
 class _Draft:
@@ -43,7 +56,9 @@ class _Draft:
         data = self._patch_data(data, patch)
         if patch.new_path is None:
             if patch.hunks and data:
-                raise PatchError(f"{old} is to be deleted, but the patch does not remove all of its lines")
+                raise PatchError(
+                    f"{old} is to be deleted, but the patch does not remove all of its lines; remove all or none"
+                )
             self._remove(old)
             return f"deleted {old}"
         if patch.executable is not None:
@@ -65,14 +80,15 @@ class _Draft:
         known = self.files.get(path)
         if known is not None:
             return known[0], 0o644 if known[1] is None else known[1]
-        if path in self.files or self.workspace.kind(path) != "file":
-            raise PatchError(f"there is no file {path}")
+        if path in self.files:
+            raise PatchError(f"the patch itself removes {path} before it changes it; leave one of them out")
+        resolve_file(self.workspace, path)
         return read_bytes(self.workspace, path), self.workspace.mode(path)
 
     def _require_free(self, path: str) -> None:
         known = self.files[path] if path in self.files else self.workspace.kind(path)
         if known is not None:
-            raise PatchError(f"{path} is there already")
+            raise PatchError(f"{path} is there already; update it, or choose another path")
 
     def _remove(self, path: str) -> None:
         if self.workspace.kind(path) == "file":
@@ -83,21 +99,12 @@ class _Draft:
     def _patch_data(self, data: bytes, patch: FilePatch) -> bytes:
         if not patch.hunks:
             return data
+        text = decode_text(patch.path, data)
         try:
-            text = data.decode()
-        except UnicodeDecodeError as error:
-            raise PatchError(f"{patch.path} is not UTF-8 text") from error
-        hunks = patch.hunks
-        if has_crlf(text, "".join(line for hunk in hunks for line in (*hunk.old, *hunk.new))):
-            hunks = tuple(replace(hunk, old=_crlf(hunk.old), new=_crlf(hunk.new)) for hunk in hunks)
-        try:
-            return apply_hunks(text, hunks).encode()
+            after = apply_hunks(text, patch.hunks)
         except PatchError as error:
             raise PatchError(f"{patch.path}: {error}") from error
-
-
-def _crlf(lines: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(line.replace("\n", "\r\n") for line in lines)
+        return encode_text(patch.path, after, text)
 
 
 APPLY_PATCH = Tool(

@@ -1,6 +1,7 @@
 """Tools that read without a sandbox: a file with line numbers, a folder, paths by pattern."""
 
 from composer_jax.agent.base_folder import is_vcs_path
+from composer_jax.agent.patches.file_text import BOM, shown_text
 from composer_jax.agent.tools import glob_pattern
 from composer_jax.agent.tools.paths import resolve_existing, resolve_file, resolve_path
 from composer_jax.agent.tools.schema import ToolError
@@ -24,7 +25,8 @@ async def read_file(workspace: Workspace, path: str, start: int = 1, end: int | 
         raise ToolError(f"{path} is a binary file of {len(data)} bytes")
     if not data:
         return f"{path} is empty"
-    lines = data.decode(errors="replace").split("\n")
+    text = shown_text(data.decode(errors="surrogateescape")).removeprefix(BOM)
+    lines = (text if "\n" in text else text.replace("\r", "\n")).split("\n")
     lines = lines[:-1] if lines[-1] == "" else lines
     if start > len(lines):
         raise ToolError(f"{path} has {len(lines)} lines, so there is no line {start}")

@@ -1,11 +1,13 @@
 """The tool that edits one file: replaces a text that occurs once, creates, deletes."""
 
-from composer_jax.agent import similar_lines
+from composer_jax.agent.patches.file_text import decode_text, encode_text
+from composer_jax.agent.patches.replace import replace_once
 from composer_jax.agent.tools.browse import read_bytes
 from composer_jax.agent.tools.paths import refuse_links, resolve_file, resolve_path
 from composer_jax.agent.tools.schema import ToolError
 from composer_jax.agent.tools.tool import PATH, Tool, object_schema
 from composer_jax.agent.workspace import Workspace
+from composer_jax.tasks.patches import PatchError
 
 
 async def edit_file(workspace: Workspace, path: str, old: str = "", new: str = "", delete: bool = False) -> str:
@@ -17,36 +19,15 @@ async def edit_file(workspace: Workspace, path: str, old: str = "", new: str = "
     if old == new:
         raise ToolError("old and new are the same")
     path = resolve_file(workspace, path)
-    text = read_text(workspace, path)
-    if has_crlf(text, old + new):
-        old, new = old.replace("\n", "\r\n"), new.replace("\n", "\r\n")
-    count = text.count(old)
-    if count > 1:
-        where = similar_lines.line_numbers(text, old)
-        raise ToolError(f"old is {count} times in {path}, at lines {where}; make it longer, so that it is there once")
-    if not count:
-        raise ToolError(f"old is not in {path}{similar_lines.describe_similar_lines(text, old)}")
-    workspace.write(path, text.replace(old, new).encode())
-    first = text.count("\n", 0, text.find(old)) + 1
+    try:
+        text = decode_text(path, read_bytes(workspace, path))
+        after, first = replace_once(path, text, old, new)
+        data = encode_text(path, after, text)
+    except PatchError as error:
+        raise ToolError(str(error)) from error
+    workspace.write(path, data)
     last = first + new.removesuffix("\n").count("\n")
     return f"edited {path}: lines {first} to {last} are new" if new else f"edited {path}: text at line {first} is gone"
-
-
-def read_text(workspace: Workspace, path: str) -> str:
-    """The text of a file. Raises ToolError if the file is not UTF-8."""
-    try:
-        return read_bytes(workspace, path).decode()
-    except UnicodeDecodeError as error:
-        raise ToolError(f"{path} is not UTF-8 text") from error
-
-
-def has_crlf(text: str, edit: str) -> bool:
-    """Whether all lines of a file end with CR LF and the edit has no CR.
-
-    The edit then means CR LF as well, because read_file does not show CR.
-    """
-    ends = text.count("\n")
-    return ends > 0 and text.count("\r\n") == ends and "\r" not in edit
 
 
 def _create(workspace: Workspace, path: str, new: str) -> str:

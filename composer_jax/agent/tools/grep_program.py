@@ -71,7 +71,7 @@ def _is_text(path):
 
 def _lines(path):
     with open(_open(path), "rb") as file:
-        text = file.read().decode(errors="replace")
+        text = file.read().decode(errors="replace").removeprefix("\ufeff")
     lines = text.split("\n")
     return [line.removesuffix("\r") for line in (lines[:-1] if lines[-1] == "" else lines)]
 
@@ -91,7 +91,7 @@ def _with_ripgrep(paths, pattern, ignore_case):
     program = shutil.which("rg")
     if program is None:
         return None
-    options = ["--no-config", "--no-messages", "--text", "--encoding=none", "--crlf", "--threads=2", "--color=never"]
+    options = ["--no-config", "--no-messages", "--text", "--crlf", "--threads=2", "--color=never"]
     options += ["--no-heading", "--with-filename", "--null", "--line-number", "--max-columns=1"]
     options += ["--ignore-case"] if ignore_case else ["--case-sensitive"]
     numbers = {}

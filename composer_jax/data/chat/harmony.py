@@ -118,6 +118,8 @@ class HarmonyFormat(ChatFormat):
             names = ", ".join(call.name for call in calls)
             raise ValueError(f"a message has {len(calls)} calls ({names}), and this format has one; divide the message")
         thought, said = split_thinking(content)
+        if not thought:
+            _require_no_thinking(said)
         begun = content.lstrip()
         unfinished = not calls and begun.startswith(THINKING[0]) and THINKING[1] not in begun
         if unfinished:
@@ -285,7 +287,17 @@ def _without_thinking(content: str) -> str:
     begun = content.lstrip()
     if begun.startswith(THINKING[0]) and THINKING[1] not in begun:
         return ""
-    return split_thinking(content)[1]
+    said = split_thinking(content)[1]
+    _require_no_thinking(said)
+    return said
+
+
+def _require_no_thinking(said: str) -> None:
+    """Raises ValueError for what would be read as thinking, because nothing was thought before it."""
+    if said.lstrip().startswith(THINKING[0]):
+        raise ValueError(
+            f"the answer after the thinking begins with {THINKING[0]}, which would be read as thinking; keep one"
+        )
 
 
 def _call_dict(call: ToolCall) -> dict[str, Any]:

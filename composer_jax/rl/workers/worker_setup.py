@@ -29,6 +29,8 @@ class WorkerSetup:
     """What the context of every worker has."""
     sandbox_limits: SandboxLimits = dataclasses.field(default_factory=SandboxLimits)
     """What one sandbox may use."""
+    network: bool = False
+    """Whether sandboxes of tasks that need the network get that of the worker's machine."""
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
@@ -50,7 +52,10 @@ class WorkerSetup:
         Raises UserError if this machine cannot build sandboxes, or the setup gives no chat format.
         """
         chat = self.chat()
-        async with LocalSandboxPool(self.sandbox_limits, size=sandboxes) as pool, ImagePools(sandboxes) as images:
+        async with (
+            LocalSandboxPool(self.sandbox_limits, size=sandboxes, network=self.network) as pool,
+            ImagePools(sandboxes) as images,
+        ):
             yield EpisodeContext(chat, pool, self.settings, ResultCache(), images)
 
 

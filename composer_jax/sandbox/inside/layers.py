@@ -18,7 +18,7 @@ from . import copies, disk, namespaces
 HIDDEN = "/opt/composer/hidden"
 LAYERS, TREES = f"{HIDDEN}/layers", f"{HIDDEN}/trees"
 WORKSPACE = "/workspace"
-PACKAGES, TESTS, LOGS = "/opt/packages", "/tests", "/logs"
+PACKAGES, TESTS, SOLUTION, LOGS = "/opt/packages", "/tests", "/solution", "/logs"
 EMPTY_BASE = "empty"
 PROBE = "probe"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -116,10 +116,10 @@ class MountedWorkspace:
 
 
 def mount_workspace(config: dict[str, Any], name: str, plan: dict[str, Any], overlays: bool) -> MountedWorkspace:
-    """The sandbox's side: mounts or copies the workspace, and mounts packages and tests.
+    """The sandbox's side: mounts or copies the workspace, and mounts packages, tests and solution.
 
-    plan: {"base": a folder of TREES or None, "layers": frozen layers, the oldest first, "packages", "tests": folders
-    of TREES or None, mounted at PACKAGES and TESTS}.
+    plan: {"base": a folder of TREES or None, "layers": frozen layers, the oldest first, "packages", "tests",
+    "solution": folders of TREES or None, mounted at PACKAGES, TESTS and SOLUTION}.
     """
     own_mounts = config["isolation"] == "namespaces"
     root, trees = (LAYERS, TREES) if own_mounts else (config["scratch"], config["trees"])
@@ -146,6 +146,8 @@ def mount_workspace(config: dict[str, Any], name: str, plan: dict[str, Any], ove
             packages = PACKAGES
     if plan["tests"]:
         namespaces.bind_mount(f"{trees}/{plan['tests']}", TESTS)
+    if plan["solution"]:
+        namespaces.bind_mount(f"{trees}/{plan['solution']}", SOLUTION)
     if not own_mounts:
         return MountedWorkspace(changes, opened, layers, packages)
     namespaces.hide_folder(HIDDEN)

@@ -33,7 +33,7 @@ class Fields:
         """Returns a number from 0 to 1e15."""
         value = self._get(name, (int, float), "a number", default)
         if isinstance(value, bool) or not 0 <= value <= 1e15:
-            raise UserError(f"{self.where} has {name} = {_short(value)}; it must be a number from 0 to 1e15")
+            raise UserError(f"{self.where} has {name} = {short_repr(value)}; it must be a number from 0 to 1e15")
         return float(value)
 
     def texts(self, name: str, default: tuple[str, ...] | None = None) -> tuple[str, ...]:
@@ -45,7 +45,7 @@ class Fields:
             except (ValueError, RecursionError):
                 value = None
         if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
-            raise UserError(f"{self.where} has a {name} that is not a list of texts: {_short(self.values[name])}")
+            raise UserError(f"{self.where} has a {name} that is not a list of texts: {short_repr(self.values[name])}")
         return tuple(value)
 
     def table(self, name: str) -> Fields:
@@ -54,7 +54,7 @@ class Fields:
     def tables(self, name: str) -> tuple[Mapping[str, Any], ...]:
         value = self._get(name, list, "a list of tables", [])
         if not all(isinstance(item, Mapping) for item in value):
-            raise UserError(f"{self.where} has a {name} that is not a list of tables: {_short(value)}")
+            raise UserError(f"{self.where} has a {name} that is not a list of tables: {short_repr(value)}")
         return tuple(value)
 
     def _get(self, name: str, kind: type | tuple[type, ...], words: str, default: Any) -> Any:
@@ -64,11 +64,12 @@ class Fields:
                 raise UserError(f"{self.where} has no {name}; it must be {words}")
             return default
         if not isinstance(value, kind):
-            raise UserError(f"{self.where} has {name} = {_short(value)}; it must be {words}")
+            raise UserError(f"{self.where} has {name} = {short_repr(value)}; it must be {words}")
         return value
 
 
-def _short(value: Any) -> str:
+def short_repr(value: Any) -> str:
+    """Returns the value as Python writes it, cut to 80 characters."""
     try:
         text = repr(value)
     except ValueError:  # an integer with more digits than Python prints

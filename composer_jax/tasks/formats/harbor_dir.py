@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from composer_jax.errors import UserError
+from composer_jax.sandbox import WORKSPACE_PATHS
 from composer_jax.tasks.formats.checkout import move_into_store, new_folder
 from composer_jax.tasks.formats.dockerfile import NeedsContainer, build_workspace, check_script
-from composer_jax.tasks.formats.fields import Fields
+from composer_jax.tasks.formats.fields import Fields, short_repr
 from composer_jax.tasks.formats.options import ReadOptions
 from composer_jax.tasks.grader import ScriptGrader
 from composer_jax.tasks.task import Task
@@ -55,15 +56,21 @@ def read_harbor_dir(directory: Path, options: ReadOptions) -> Task:
         "described": _to_json_value(top.values.get("metadata", {})),
         "resources": _resources(environment),
     }
-    if (directory / "solution").is_dir():
+    if (directory / "solution" / "solve.sh").is_file():
         metadata["solution"] = str((directory / "solution").resolve())
+        metadata["solution_timeout_s"] = agent.number("timeout_sec", 600.0)
+        metadata["solution_environment"] = _variables(top.table("solution"))
     if variables := _variables(environment):
         metadata["environment"] = variables
+    if workdir := environment.text("workdir", ""):
+        metadata["workdir"] = workdir
     repository, image = None, None
     try:
         check_script(tests / "test.sh")
         if variables:
             raise NeedsContainer(f"{directory}/task.toml sets {', '.join(variables)} in its [environment.env]")
+        if workdir not in ("", *WORKSPACE_PATHS):
+            raise NeedsContainer(f"{directory}/task.toml sets [environment] workdir = {workdir!r}")
         repository = _workspace(directory, environment, options)
     except NeedsContainer as why:
         metadata["needs_image"] = str(why)
@@ -99,33 +106,50 @@ def _manifest(directory: Path) -> Fields:
     return top
 
 
+# What a table may hold: fields that are read here, and those that change nothing (limits that sandboxes do not set).
+_READ = {
+    "environment": {
+        *("docker_image", "cpus", "memory_mb", "memory", "env", "network_mode", "allow_internet", "workdir", "gpus"),
+        *("storage_mb", "storage", "build_timeout_sec", "gpu_types"),
+    },
+    "verifier": {"timeout_sec", "env", "user", "environment_mode", "network_mode"},
+}
+_NOT_BUILT = {
+    "mcp_servers": "MCP servers",
+    "skills_dir": "skills",
+    "healthcheck": "a health check",
+    "tpu": "a TPU",
+    "os": "another operating system",
+    "allowed_hosts": "a network restricted to some hosts",
+    "environment": "a verifier in an environment of its own",
+    "collect": "commands that collect what is verified",
+}
+
+
 def _unsupported(directory: Path, top: Fields) -> Iterator[str]:
-    environment, verifier, agent = top.table("environment"), top.table("verifier"), top.table("agent")
+    """Yields what a task asks for and is not built, with the field and its value."""
+    tables = {name: top.table(name) for name in ("environment", "verifier", "agent")}
+    environment, verifier, agent = tables.values()
     if top.tables("steps"):
         yield "several steps ([[steps]])"
     for name in ("docker-compose.yaml", "docker-compose.yml"):
         if (directory / "environment" / name).exists():
             yield f"several containers (environment/{name})"
+    for name, known in _READ.items():
+        for field, value in tables[name].values.items():
+            if field not in known and value not in (None, "", "linux", [], {}):
+                yield f"{_NOT_BUILT.get(field, 'something unknown')} ([{name}] {field} = {short_repr(value)})"
     if verifier.text("environment_mode", "shared") != "shared":
-        yield f"a verifier in an environment of its own (environment_mode = {verifier.text('environment_mode')!r})"
-    if verifier.tables("collect"):
-        yield "commands that collect what is verified ([[verifier.collect]])"
-    if environment.values.get("mcp_servers"):
-        yield "MCP servers (mcp_servers)"
-    if environment.text("skills_dir", ""):
-        yield "skills (skills_dir)"
-    if environment.values.get("healthcheck"):
-        yield "a health check ([environment.healthcheck])"
+        yield f"{_NOT_BUILT['environment']} ([verifier] environment_mode = {verifier.text('environment_mode')!r})"
     if environment.number("gpus", 0):
-        yield f"GPUs (gpus = {environment.values['gpus']})"
+        yield f"GPUs ([environment] gpus = {environment.values['gpus']})"
     for name, table in (("agent", agent), ("verifier", verifier)):
         if table.values.get("user") not in (None, "", "root", 0):
             yield f"another user ([{name}] user = {table.values['user']!r})"
-    tables = {"environment": environment, "agent": agent, "verifier": verifier}
     modes = {name: table.text("network_mode", "") for name, table in tables.items()}
     for name, mode in modes.items():
         if mode == "allowlist":
-            yield f"a network restricted to some hosts ([{name}] network_mode = 'allowlist')"
+            yield f"{_NOT_BUILT['allowed_hosts']} ([{name}] network_mode = 'allowlist')"
     if modes["verifier"] and "allowlist" not in modes.values():
         of_agent = "public" if _network(environment, agent) else "no-network"
         if modes["verifier"] != of_agent:

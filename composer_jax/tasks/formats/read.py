@@ -1,5 +1,6 @@
 """Reads the tasks at a path in any supported format."""
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,8 @@ from composer_jax.tasks.formats.fields import Fields
 from composer_jax.tasks.formats.options import ReadOptions
 from composer_jax.tasks.task import Task
 
+log = logging.getLogger(__name__)
+SHOWN = 3  # errors of tasks that are left out, in the sentence that counts them
 ROW_FILES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
 
 
@@ -22,20 +25,30 @@ def read_tasks(path: Path | str, options: ReadOptions | None = None, skipped: li
     path: a Harbor or Terminal-Bench directory or a folder of them, written by write_task or by other projects; the
       output of `launch.tasks generate`; a file of SWE-bench or SWE-smith rows, or of both (ROW_FILES); a SWE-bench 5
       task repository; a path of a user's own format (ReadOptions.formats).
-    skipped: receives the error of each unusable task, which is left out; None: the first such task raises.
-    Raises UserError for another kind of path, a path without tasks, or a repeated id.
+    skipped: receives the error of each task that cannot be used. None: one sentence in the log counts these tasks and
+      says why.
+
+    A task that cannot be used is left out. Raises UserError for another kind of path, a path without tasks or with none
+    that can be used, and a repeated id.
     """
     path, options = Path(path), options or ReadOptions()
     if (path / "baseline.json").is_file():  # the output of repository/build.py
         path /= "tasks"
     tasks: list[Task] = []
+    refused: list[UserError] = []
     for read_one in _find_readers(path, options):
         try:
             tasks.append(read_one())
         except UserError as error:
-            if skipped is None:
-                raise
-            skipped.append(str(error))
+            refused.append(error)
+    if refused and not tasks:
+        raise refused[0]
+    if skipped is not None:
+        skipped += map(str, refused)
+    elif refused:
+        total, shown = len(tasks) + len(refused), "; ".join(map(str, refused[:SHOWN]))
+        more = f"; and {len(refused) - SHOWN} more" if len(refused) > SHOWN else ""
+        log.warning("%d of %d tasks of %s are left out: %s%s.", len(refused), total, path, shown, more)
     seen: set[str] = set()
     for task in tasks:
         if task.id in seen:

@@ -4,10 +4,10 @@
     >>>>> End Test Output
     >>>>> Test Exit Code: 0      must agree with them
 
-A fail-to-pass test must be PASSED or XFAIL; a pass-to-pass test may also be SKIPPED. A test that the log does not name
-has failed, unless the grader is `fail_only`. A log that cannot be trusted gives reward 0: its markers are missing or
-repeated, it names no test, the script reports that it could not run, or the exit code is a failure although every test
-in the log passed.
+suites/judge.py says which outcomes count as passed (COUNTS_AS_PASSED). A test that the log does not name has failed,
+unless the grader is `fail_only`. A log that cannot be trusted gives reward 0: its markers are missing or repeated, it
+names no test, the script reports that it could not run, or the exit code is a failure although every test in the log
+passed.
 """
 
 import re
@@ -15,10 +15,11 @@ from collections.abc import Mapping
 
 from composer_jax.sandbox import Change, Sandbox, SandboxPool
 from composer_jax.tasks.grader import LogGrader
-from composer_jax.tasks.grading.log_parsers import FAILED, PASSED, SKIPPED, XFAIL, parse
+from composer_jax.tasks.grading.log_parsers import parse
 from composer_jax.tasks.grading.result import Grade, cached_grade, grade_in_sandbox
 from composer_jax.tasks.result_cache import EpisodeCache
 from composer_jax.tasks.retry import apply_layers
+from composer_jax.tasks.suites.judge import FAILED, MISSING, PASSED, find_failed, outcome_of, passed_fraction
 from composer_jax.tasks.task import Task
 
 START, END = ">>>>> Start Test Output", ">>>>> End Test Output"
@@ -62,37 +63,25 @@ def judge_log(grader: LogGrader, log: str) -> Grade:
     between, problem = _between_markers(log)
     if problem:
         return Grade(0.0, {}, f"the log counts for nothing: {problem}")
-    statuses = parse(grader.parser, between)
+    outcomes = parse(grader.parser, between)
     codes = _EXIT_CODE.findall(log)
     if len(codes) > 1:
         return Grade(0.0, {}, "the log counts for nothing: it has more than one exit code")
     code = int(codes[0]) if codes else None
-    if not statuses and not (grader.fail_only and code == 0):
+    if not outcomes and not (grader.fail_only and code == 0):
         return Grade(0.0, {}, "the log counts for nothing: it names no test, so nothing shows that a suite ran")
-    if code and statuses and FAILED not in statuses.values():
+    if code and outcomes and FAILED not in outcomes.values():
         return Grade(0.0, {}, f"the log counts for nothing: the exit code is {code}, but every test in it has passed")
-    repaired = [_status(statuses, test, grader.fail_only) in (PASSED, XFAIL) for test in grader.fail_to_pass]
-    kept = [_status(statuses, test, grader.fail_only) in (PASSED, XFAIL, SKIPPED) for test in grader.pass_to_pass]
-    parts = {"f2p": sum(repaired) / len(repaired), "p2p": sum(kept) / len(kept) if kept else 1.0}
-    detail = f"{sum(repaired)} of {len(repaired)} tests repaired, {sum(kept)} of {len(kept)} kept"
-    return Grade(float(all(repaired + kept)), parts, detail)
-
-
-def _status(statuses: Mapping[str, str], test: str, fail_only: bool) -> str:
-    """Returns the status of a test.
-
-    A parametrized id that the data set truncated (its [ is never closed) stands for all ids with that prefix: for their
-    common status, or for FAILED if they differ.
-    """
-    if test in statuses:
-        return statuses[test]
-    if "[" in test and not test.endswith("]"):
-        matching = {status for name, status in statuses.items() if name.startswith(test)}
-        if len(matching) == 1:
-            return matching.pop()
-        if matching:
-            return FAILED
-    return PASSED if fail_only else FAILED
+    missing = PASSED if grader.fail_only else MISSING
+    f2p, p2p = grader.fail_to_pass, grader.pass_to_pass
+    unrepaired = find_failed(outcomes, f2p, "fail_to_pass", missing)
+    broken = find_failed(outcomes, p2p, "pass_to_pass", missing)
+    parts = {"f2p": passed_fraction(f2p, unrepaired), "p2p": passed_fraction(p2p, broken)}
+    detail = f"{len(f2p) - len(unrepaired)} of {len(f2p)} tests repaired, {len(p2p) - len(broken)} of {len(p2p)} kept"
+    if unrepaired or broken:
+        first = (broken or unrepaired)[0]
+        detail += f"; first: {first} {outcome_of(outcomes, first, missing)}"
+    return Grade(float(not unrepaired and not broken), parts, detail)
 
 
 def _between_markers(log: str) -> tuple[str, str | None]:

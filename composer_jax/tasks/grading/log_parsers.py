@@ -1,42 +1,144 @@
-"""Parsers of test logs: one small function for each kind of test runner.
+"""Parsers of test logs: the outcome of every test that a log names.
 
-Their names are those in the field `log_parser` of SWE-bench 5 rows, without the prefix "parse_log_". If a log names a
-test more than once, the worst status counts, so printing an extra "PASSED" gains nothing.
+A parser is found by its name in SWE-bench's rows (log_parser; with or without the prefix "parse_log_") or by the name
+of the test framework. Most are LineFormats: patterns of lines, whose groups say the outcome. log_layouts.py has those
+that need more than one line. Names of tests are spelled as SWE-bench's harness spells them. If a log names a test more
+than once, the worst outcome counts, so printing an extra "PASSED" gains nothing.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 
 from composer_jax.errors import UserError
+from composer_jax.tasks.grading import log_layouts
+from composer_jax.tasks.grading.line_format import LineFormat, Outcomes, Parser
+from composer_jax.tasks.suites.judge import FAILED, PASSED, SKIPPED, XFAILED
 
-PASSED, FAILED, SKIPPED, XFAIL = "PASSED", "FAILED", "SKIPPED", "XFAIL"
-_BADNESS = (PASSED, XFAIL, SKIPPED, FAILED)
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_BADNESS = (PASSED, XFAILED, SKIPPED, FAILED)
+_COLOURS = re.compile(r"\x1b\[[0-9;]*[mK]")
+_NAME = r"(?P<name>\S.*?)"
 
-_PYTEST_WORDS = {
-    "PASSED": PASSED,
-    "FAILED": FAILED,
-    "ERROR": FAILED,
-    "SKIPPED": SKIPPED,
-    "XFAIL": XFAIL,
-    "XPASS": FAILED,
+_jest = LineFormat(
+    rf"(?:(?P<passed>[✓✔√])|(?P<failed>[✕✗✖×])|(?P<skipped>[○✎])) {_NAME}(?: \([\d.]+ ?m?s\))?",
+    rf"(?P<skipped>[○✎]) (?:skipped|todo) {_NAME}",
+)
+_jest_json = LineFormat(rf"\[(?:(?P<passed>PASSED)|(?P<failed>FAILED)|(?P<skipped>PENDING|SKIPPED|TODO))\] {_NAME}")
+_tap = LineFormat(
+    rf"(?i:(?:not )?ok \d+(?: -)? {_NAME} # *(?P<skipped>SKIP|TODO)\b.*)",
+    rf"(?i:(?!.*# *(?:SKIP|TODO))(?:(?P<failed>not ok)|(?P<passed>ok)) \d+ {_NAME}(?: # time=[\d.]+m?s)?)",
+    rf"(?i:(?!.*# *(?:SKIP|TODO))(?:(?P<failed>not ok)|(?P<passed>ok)) \d+ - {_NAME}(?: # time=[\d.]+m?s)?)",
+)
+_MINITEST_WORD = r"(?:(?P<passed>\.)|(?P<failed>[FE])|(?P<skipped>S))"
+_minitest = LineFormat(
+    rf"{_NAME} {{1,2}}= [\d.]+ s = {_MINITEST_WORD}",
+    rf"{_NAME}\. {{1,2}}= [\d.]+ s = {_MINITEST_WORD}",  # of a description, which is a sentence
+)
+_GOOGLETEST_WORD = r".*\[ *(?:(?P<passed>OK)|(?P<failed>FAILED)|(?P<skipped>SKIPPED)) *\]"
+_cucumber = LineFormat(
+    r"(?P<name>\S.*?[^ =]) (?P<passed>\.+)",
+    r"(?P<name>\S.*?[^ =]) (?P<failed>\.*F[.F-]*)",
+)
+
+FRAMEWORKS: Mapping[str, Parser] = {
+    "pytest": log_layouts.parse_pytest,
+    "unittest": log_layouts.parse_unittest,
+    "sympy": LineFormat(
+        rf"(?P<name>test_\w+)(?: .*)? {log_layouts.SYMPY_WORD}",
+        r"(?P<failed>)_+ (?P<name>\S*:\w+) _+",  # the heading of a failure
+        begun=r"(?P<name>test_\w+)(?: .*)?",
+        word=log_layouts.SYMPY_WORD,
+    ),
+    "tox": log_layouts.parse_tox,
+    "jest": _jest,
+    "mocha": LineFormat(
+        rf"(?:(?P<passed>[✓✔√])|(?P<failed>\d+\))|(?P<skipped>-)) {_NAME}(?: \(\d+m?s\))?",
+        until=r"\d+ (?:passing|failing)\b.*",  # below it the failures are listed by their suites
+    ),
+    "vitest": LineFormat(
+        rf"(?:(?P<passed>[✓√])|(?P<failed>[×✗])|(?P<skipped>[↓□])) {_NAME}(?: {{1,2}}[\d.]+ ?m?s)?(?: \[skipped\])?",
+    ),
+    "karma": log_layouts.parse_karma,
+    "tap": _tap,
+    "cargo": LineFormat(
+        rf"test {_NAME} \.\.\. (?:(?P<passed>ok)|(?P<failed>FAILED)|(?P<skipped>ignored))(?:,.*)?",
+        rf"test {_NAME} - should panic \.\.\. (?:(?P<passed>ok)|(?P<failed>FAILED))",
+        rf"(?:(?P<passed>PASS)|(?P<failed>FAIL|TIMEOUT|SIGABRT|SIGSEGV)) \[ *[\d.]+s\] (?:\(.*?\) )?{_NAME}",  # nextest
+        begun=rf"test {_NAME} \.\.\..*",
+        word=r"(?P<passed>ok)|(?P<failed>FAILED)",
+    ),
+    "gotest": LineFormat(
+        r".*--- (?:(?P<passed>PASS)|(?P<failed>FAIL)|(?P<skipped>SKIP)): (?P<name>\S+)(?: \([\d.]+m?s\))?"
+    ),
+    "maven": log_layouts.parse_maven,
+    "gradle": LineFormat(
+        rf"(?!>)(?=.* > ){_NAME} (?:(?P<passed>PASSED)|(?P<failed>FAILED)|(?P<skipped>SKIPPED))",
+        begun=r"(?!>)(?=.* > )(?P<name>.*)",
+        word=r"(?P<passed>PASSED)|(?P<failed>FAILED)|(?P<skipped>SKIPPED)",
+    ),
+    "ant": LineFormat(rf"\[junit\]\s+\[(?:(?P<passed>PASS)|(?P<failed>FAIL|ERR))\]\s+{_NAME}"),
+    "rspec": log_layouts.parse_rspec,
+    "rspec_json": LineFormat(rf"{_NAME} - (?:(?P<passed>passed)|(?P<failed>failed)|(?P<skipped>pending))"),
+    "minitest": _minitest,
+    "ruby_unit": LineFormat(
+        rf"(?:test: )?{_NAME}:\s+(?:(?P<passed>\.)|(?P<failed>[EF])|(?P<skipped>[OPN]))(?:: \([\d.]+\))?"
+    ),
+    "cucumber": _cucumber,
+    "phpunit": log_layouts.parse_phpunit,
+    "ctest": LineFormat(
+        rf"\d+/\d+ Test +#\d+: {_NAME} \.*(?: +(?P<passed>Passed)|(?P<skipped>\*\*\*(?:Skipped|Not Run \(Disabled\)))"
+        r"|(?P<failed>\*\*\*.*?)) +[\d.]+ sec.*"
+    ),
+    "googletest": LineFormat(
+        rf"{_GOOGLETEST_WORD} {_NAME} \([\d.]+ m?s\)",
+        rf"{_GOOGLETEST_WORD} (?P<name>[^\s,]+), where .* \([\d.]+ m?s\)",  # of a test with a parameter
+    ),
+    "doctest": log_layouts.parse_doctest,
+    "redis": LineFormat(
+        rf"\[(?:(?P<passed>ok)|(?P<failed>err|exception|timeout)|(?P<skipped>skip|ignore))\]: {_NAME}(?: \(\d+ m?s\))?",
+        rf"\[(?P<failed>err|exception|timeout)\]: {_NAME} in \S+",
+    ),
+    "automake": LineFormat(
+        rf"(?:(?P<passed>PASS)|(?P<failed>FAIL|ERROR|XPASS)|(?P<xfailed>XFAIL)|(?P<skipped>SKIP)): {_NAME}"
+    ),
+    "micropython": LineFormat(rf"(?:(?P<passed>pass)|(?P<failed>FAIL)|(?P<skipped>skip))\s+{_NAME}"),
+    "jasmine_failures": LineFormat(rf"(?P<failed>\d+\)) {_NAME}"),
+    "jest_files": LineFormat(rf"(?:(?P<passed>PASS)|(?P<failed>FAIL)) {_NAME}(?: \([\d.]+ ?m?s\))?"),
 }
-_PYTEST_LINE = re.compile(rf"({'|'.join(_PYTEST_WORDS)}) (\S.*)")
-_PYTEST_SUMMARY = re.compile(r"=+ short test summary info =+")
-_UNITTEST_LINE = re.compile(r"(\S+ \([\w.]+\)|\S.*?) \.\.\. (ok|FAIL|ERROR|skipped\b.*|expected failure)")
-_GO_LINE = re.compile(r"\s*--- (PASS|FAIL|SKIP): (\S.*?)(?: \([\d.]+s\))?")
-_CARGO_LINE = re.compile(r"test (\S.*?) \.\.\. (ok|FAILED|ignored)(?:,.*)?")
-_MARK_LINE = re.compile(r"\s*([✓✔√✕✗✖×○↩∅-]|\d+\)) (\S.*?)(?: \(?\d+(?:\.\d+)? ?m?s\)?)?")
-_GRADLE_LINE = re.compile(r"(\S.* > \S.*?) (PASSED|FAILED|SKIPPED)")
-_ANT_LINE = re.compile(r"\[junit\]\s+\[(PASS|FAIL|ERR)\]\s+(\S.*)")
-_MAVEN_TEST = re.compile(r"-Dtest=(\S+)")
-_MAVEN_END = re.compile(r"BUILD (SUCCESS|FAILURE)\b")
-_TAP_LINE = re.compile(r"(not )?ok \d+(?: -)? (\S.*?)(?: # (SKIP|TODO).*)?", re.IGNORECASE)
-
-Statuses = Iterator[tuple[str, str]]
+"""Name of a test framework -> its parser."""
 
 
-def parser_of(name: str) -> Callable[[list[str]], Statuses]:
+def _immutable_js(lines: list[str]) -> Outcomes:
+    yield from _jest(lines)
+    yield from _jest_json(lines)
+
+
+def _jekyll(lines: list[str]) -> Outcomes:
+    yield from _minitest(lines)
+    yield from _cucumber(lines)
+
+
+_PYTEST_NAMES = "astroid astropy flask marshmallow pvlib pytest_v2 pyvista scikit seaborn sphinx sqlfluff xarray"
+SWE_BENCH: Mapping[str, Parser] = {
+    **dict.fromkeys(_PYTEST_NAMES.split(), FRAMEWORKS["pytest"]),
+    **dict.fromkeys(("pytest_options", "pydicom", "requests", "pylint"), log_layouts.parse_pytest_options),
+    "matplotlib": log_layouts.parse_matplotlib,
+    "django": FRAMEWORKS["unittest"],
+    "jest_json": _jest_json,
+    "immutable_js": _immutable_js,
+    "marked": FRAMEWORKS["jasmine_failures"],
+    "react_pdf": FRAMEWORKS["jest_files"],
+    "jq": FRAMEWORKS["automake"],
+    "micropython_test": FRAMEWORKS["micropython"],
+    "gradle_custom": FRAMEWORKS["gradle"],
+    "rspec_transformed_json": FRAMEWORKS["rspec_json"],
+    "jekyll": _jekyll,
+}
+"""Names of SWE-bench's parsers that are not those of a framework. The others, which SWE-bench Multimodal names after
+its repositories, spell tests by rules of each repository and are unknown here."""
+PARSERS: Mapping[str, Parser] = {**FRAMEWORKS, **SWE_BENCH}
+
+
+def parser_of(name: str) -> Parser:
     """Returns the parser of that name, with or without the prefix. Raises UserError for an unknown name."""
     parser = PARSERS.get(name.removeprefix("parse_log_"))
     if parser is None:
@@ -45,83 +147,11 @@ def parser_of(name: str) -> Callable[[list[str]], Statuses]:
 
 
 def parse(parser: str, log: str) -> dict[str, str]:
-    """Returns test name -> PASSED, FAILED, SKIPPED or XFAIL. Raises UserError for an unknown parser."""
-    statuses: dict[str, str] = {}
-    for name, status in parser_of(parser)([_COLOURS.sub("", line).rstrip("\r") for line in log.split("\n")]):
-        statuses[name] = max(statuses.get(name, PASSED), status, key=_BADNESS.index)
-    return statuses
+    """Returns test name -> PASSED, FAILED, SKIPPED or XFAILED of suites/judge.py.
 
-
-def _pytest(lines: list[str]) -> Statuses:
-    """Parses `pytest -rA`: only lines below the last summary heading, because tests print above it."""
-    heads = [number for number, line in enumerate(lines) if _PYTEST_SUMMARY.fullmatch(line.strip())]
-    for line in lines[heads[-1] + 1 :] if heads else ():
-        if match := _PYTEST_LINE.match(line):
-            word, rest = match.groups()
-            name = rest if word in ("PASSED", "XPASS") else rest.split(" - ")[0]
-            if not (word == "SKIPPED" and rest.startswith("[")):  # "SKIPPED [2] file:line: reason" names no test
-                yield name.strip(), _PYTEST_WORDS[word]
-
-
-def _unittest(lines: list[str]) -> Statuses:
-    words = {"ok": PASSED, "FAIL": FAILED, "ERROR": FAILED, "expected failure": XFAIL}
-    for line in lines:
-        if match := _UNITTEST_LINE.fullmatch(line.strip()):
-            yield match[1], words.get(match[2], SKIPPED)
-        elif line.partition(": ")[0] in ("FAIL", "ERROR"):
-            yield line.partition(": ")[2].strip(), FAILED
-
-
-def _by_words(pattern: re.Pattern[str], name: int, word: int, words: Mapping[str, str]) -> Callable[..., Statuses]:
-    """Returns a parser of lines that match `pattern`; `name` and `word` are group numbers, `words` maps to a status."""
-
-    def parse_lines(lines: list[str]) -> Statuses:
-        for line in lines:
-            if match := pattern.fullmatch(line.strip()):
-                yield match[name], words[match[word]]
-
-    return parse_lines
-
-
-def _marks(lines: list[str]) -> Statuses:
-    """Parses Jest, Vitest, Mocha and PHPUnit's testdox, which print a mark before each test."""
-    for line in lines:
-        if match := _MARK_LINE.fullmatch(line):
-            mark = match[1]
-            yield match[2], PASSED if mark in "✓✔√" else SKIPPED if mark in "○↩∅-" else FAILED
-
-
-def _maven(lines: list[str]) -> Statuses:
-    """Parses Maven, which names no passed test: each runs by itself under `set -x`, and its build succeeds or fails."""
-    pending: list[str] = []
-    for line in lines:
-        if match := _MAVEN_TEST.search(line):
-            pending.append(match[1])
-        if (match := _MAVEN_END.search(line)) and pending:
-            yield pending.pop(0), PASSED if match[1] == "SUCCESS" else FAILED
-
-
-def _tap(lines: list[str]) -> Statuses:
-    for line in lines:
-        if match := _TAP_LINE.fullmatch(line.strip()):
-            yield match[2], SKIPPED if match[3] else FAILED if match[1] else PASSED
-
-
-_gradle = _by_words(_GRADLE_LINE, 1, 2, {"PASSED": PASSED, "FAILED": FAILED, "SKIPPED": SKIPPED})
-PARSERS: Mapping[str, Callable[[list[str]], Statuses]] = {
-    "pytest": _pytest,
-    "pytest_v2": _pytest,
-    "unittest": _unittest,
-    "django": _unittest,
-    "gotest": _by_words(_GO_LINE, 2, 1, {"PASS": PASSED, "FAIL": FAILED, "SKIP": SKIPPED}),
-    "cargo": _by_words(_CARGO_LINE, 1, 2, {"ok": PASSED, "FAILED": FAILED, "ignored": SKIPPED}),
-    "jest": _marks,
-    "vitest": _marks,
-    "mocha": _marks,
-    "phpunit": _marks,
-    "tap": _tap,
-    "gradle": _gradle,
-    "gradle_custom": _gradle,
-    "ant": _by_words(_ANT_LINE, 2, 1, {"PASS": PASSED, "FAIL": FAILED, "ERR": FAILED}),
-    "maven": _maven,
-}
+    Raises UserError for an unknown parser.
+    """
+    outcomes: dict[str, str] = {}
+    for name, outcome in parser_of(parser)([_COLOURS.sub("", line).rstrip("\r") for line in log.split("\n")]):
+        outcomes[name] = max(outcomes.get(name, PASSED), outcome, key=_BADNESS.index)
+    return outcomes

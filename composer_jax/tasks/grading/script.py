@@ -2,9 +2,9 @@
 
 A fresh sandbox gets the pristine repository, all of the agent's changes (the task's own files included unless the agent
 deleted them), and the tests at /tests. Whatever the agent's sandbox wrote outside the workspace, reward files above
-all, is absent. `bash /tests/test.sh` runs. The reward is then read from /logs/verifier/reward.json (a number, or
-{"reward": a number, other numbers}), else from reward.txt. A reward outside 0 to 1 counts as 0: clamping would turn the
-result of a script that counts to 100 into full marks.
+all, is absent. `bash /tests/test.sh` runs. The reward is then read from /logs/verifier/reward.json (a number,
+{"reward": a number, other numbers}, or one metric of any name, which is the reward), else from reward.txt. A reward
+outside 0 to 1 counts as 0: clamping would turn the result of a script that counts to 100 into full marks.
 """
 
 import json
@@ -72,7 +72,10 @@ def read_reward(text: str, path: str) -> Grade:
     parts = {}
     if isinstance(value, dict):
         parts = {name: float(part) for name, part in value.items() if name != "reward" and _is_finite_number(part)}
-        value = value.get("reward")
+        if "reward" not in value and len(value) > 1:
+            names = ", ".join(map(repr, value))
+            return Grade(0.0, parts, f"{path} has the metrics {names[:200]} and none of them is 'reward'")
+        value = value.get("reward", next(iter(value.values()), None))
     if not _is_finite_number(value):
         return Grade(0.0, parts, f"{path} holds no reward: {text.strip()[:80]!r}")
     if not 0 <= value <= 1:

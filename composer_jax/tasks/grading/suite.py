@@ -1,9 +1,8 @@
 """Grading by a repository's test suite.
 
 A fresh sandbox gets the pristine repository, the agent's changes except those to tests, test configuration, plugins and
-bytecode (suites/protected.py), and the pristine tests on top. Then the requested tests run. A test that is missing,
-skipped, expected to fail, in error or reported twice counts as failed. suites/judge.py says what tested code can do to
-its grade.
+bytecode (suites/protected.py), and the pristine tests on top. Then the requested tests run. suites/judge.py says which
+outcomes count as passed, and what tested code can do to its grade.
 """
 
 import asyncio

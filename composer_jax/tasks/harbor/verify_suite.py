@@ -27,6 +27,7 @@ def main(tests, workspace, logs):
         "arguments": suite["arguments"],
         "files": sorted({test.partition("::")[0] for test in ids}),
         "ids": ids,
+        "prefixes": list(filter(judge_suite.is_truncated, ids)),
         "secret": secret,
         "decoys": suite["decoys"],
         "tracer": None,
@@ -42,9 +43,9 @@ def main(tests, workspace, logs):
             env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
             timeout=suite["timeout_s"],
         )
-        judged = judge_suite.judge_report(process.stdout, secret)
+        judged = judge_suite.judge_report(process.stdout, secret, protected.is_protected)
     except subprocess.TimeoutExpired:
-        judged = judge_suite.judge_report("", secret, "timeout")
+        judged = judge_suite.judge_report("", secret, protected.is_protected, "timeout")
     repaired, kept, line = judge_suite.summarize(judged, suite["fail_to_pass"], suite["pass_to_pass"])
     print(line)
     reward = judge_suite.compute_reward(repaired, kept, suite["partial"])

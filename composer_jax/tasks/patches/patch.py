@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 from itertools import pairwise
 
@@ -22,6 +22,9 @@ class Hunk:
       None if the patch does not state it.
     anchors: lines somewhere above the hunk, in order.
     at_end: whether the old lines are the last of the file.
+    edge_blanks: the numbers of blank lines without a sign at the hunk's beginning and end. They are context where the
+      file has them there, and otherwise separators between hunks. `old` and `new` hold them.
+    signs: " ", "-" or "+" for every line in the order of the patch; "" if the patch states old and new lines only.
     """
 
     old: tuple[str, ...]
@@ -29,6 +32,37 @@ class Hunk:
     start: int | None = None
     anchors: tuple[str, ...] = ()
     at_end: bool = False
+    edge_blanks: tuple[int, int] = (0, 0)
+    signs: str = field(default="", compare=False)
+
+    @classmethod
+    def from_lines(
+        cls, signed: Sequence[tuple[str, str]], start: int | None, anchors: tuple[str, ...] = (), at_end: bool = False
+    ) -> "Hunk":
+        """The hunk of (sign, line) pairs; the sign "" marks a blank line to which the patch gives none."""
+        blanks = [not sign for sign, _ in signed]
+        head = next((at for at, blank in enumerate(blanks) if not blank), len(blanks))
+        tail = next((at for at, blank in enumerate(reversed(blanks[head:])) if not blank), 0)
+        return cls(
+            tuple(line for sign, line in signed if sign != "+"),
+            tuple(line for sign, line in signed if sign != "-"),
+            start,
+            anchors,
+            at_end,
+            edge_blanks=(head, tail),
+            signs="".join(sign or " " for sign, _ in signed),
+        )
+
+    def without_edge_blanks(self) -> "Hunk":
+        """The hunk whose blank lines at both ends are separators."""
+        head, tail = self.edge_blanks
+        return replace(
+            self,
+            old=self.old[head : len(self.old) - tail],
+            new=self.new[head : len(self.new) - tail],
+            edge_blanks=(0, 0),
+            signs=self.signs[head : len(self.signs) - tail],
+        )
 
     @property
     def old_range(self) -> tuple[int, int]:

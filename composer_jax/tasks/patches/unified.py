@@ -11,6 +11,8 @@ from composer_jax.tasks.patches.patch import FilePatch, Hunk, PatchError
 
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")  # str.splitlines divides at characters that are not line ends of a diff
 _HUNK = re.compile(r"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
+_LIKE_HUNK = re.compile(r"\s*@+\s*-\d")
+_UNSIGNED = ("", "\r")  # an empty line of context, from which an editor has stripped the blank
 _NO_END = "\\"  # \ No newline at end of file
 _SIGNATURE = "-- "  # git writes its version below it
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
@@ -27,13 +29,15 @@ def parse_unified(text: str) -> list[FilePatch]:
         lines.pop()
     patches, at = [], 0
     while at < len(lines):
-        if _starts_file(lines, at):
+        if starts_file(lines, at):
             patch, at = _parse_file(lines, at)
             patches.append(patch)
         elif lines[at].startswith("@@"):
             raise PatchError(
                 f"line {at + 1} of the patch starts a hunk, but no file was named by --- and +++ before it"
             )
+        elif _LIKE_HUNK.match(lines[at]):
+            raise PatchError(f"line {at + 1} of the patch is not a header of a hunk like @@ -1,2 +1,2 @@")
         else:
             at += 1  # text of mails and version control around patches
     if not patches:
@@ -68,7 +72,8 @@ def header_paths(text: str) -> Iterator[str]:
             yield from {path, path.partition("/")[2]} - {"", "dev/null", "/dev/null"}
 
 
-def _starts_file(lines: list[str], at: int) -> bool:
+def starts_file(lines: list[str], at: int) -> bool:
+    """Whether the headers of a file's unified diff begin at a line."""
     return lines[at].startswith("diff --git ") or _names_file(lines, at)
 
 
@@ -81,20 +86,26 @@ def _parse_file(lines: list[str], at: int) -> tuple[FilePatch, int]:
     git = lines[at].removeprefix("diff --git ") if lines[at].startswith("diff --git ") else None
     headers, at = _parse_extended_headers(lines, at, git)
     old, new = _git_names(git) if git is not None else (None, None)
+    if "rename from" in headers and "rename to" in headers:
+        old, new = _parse_name(headers["rename from"]), _parse_name(headers["rename to"])
     if at < len(lines) and _names_file(lines, at):
-        old, new = _strip_prefixes(_parse_name(lines[at][4:]), _parse_name(lines[at + 1][4:]))
-        at += 2
+        names = _strip_prefixes(_parse_name(lines[at][4:]), _parse_name(lines[at + 1][4:]))
+        is_next_file = bool(headers) and None not in (old, new) and not {*names} <= {old, new, None}
     else:
-        if "rename from" in headers and "rename to" in headers:
-            old, new = _parse_name(headers["rename from"]), _parse_name(headers["rename to"])
+        names, is_next_file = (None, None), True
+    if not is_next_file:
+        (old, new), at = names, at + 2
+    else:
         old = None if "new file mode" in headers else old
         new = None if "deleted file mode" in headers else new
     if old is None and new is None:
         raise PatchError(f"the patch does not say which file it changes: {_repr(git or '/dev/null')}")
     hunks = []
-    while at < len(lines) and lines[at].startswith("@@"):
-        hunk, at = _parse_hunk(lines, at, new or old or "", len(hunks) + 1)
+    while (head := _skip_blank(lines, at)) < len(lines) and lines[head].startswith("@@"):
+        hunk, at = _parse_hunk(lines, head, new or old or "", len(hunks) + 1)
         hunks.append(hunk)
+    if not hunks and _has_changes(lines, at):
+        raise PatchError(f"the change of {new or old} starts without a header of a hunk like @@ -1,2 +1,2 @@")
     if "copy from" in headers:
         raise PatchError(f"{new} is a copy of another file, which is not understood; add it as a new file")
     mode = headers.get("new file mode", headers.get("new mode"))
@@ -109,12 +120,14 @@ def _parse_extended_headers(lines: list[str], at: int, git: str | None) -> tuple
     """(git's extended header lines: name -> value, the line after them). git: the rest of the line `diff --git`."""
     headers: dict[str, str] = {}
     at += git is not None
-    while at < len(lines) and not _starts_file(lines, at) and not lines[at].startswith("@@"):
+    while at < len(lines) and not starts_file(lines, at) and not lines[at].startswith("@@"):
         for key in _EXTENDED:
             if lines[at].startswith(key):
                 headers[key.strip()] = lines[at].removeprefix(key).strip()
         if lines[at].startswith(("GIT binary patch", "Binary files ")):
             raise PatchError(f"{_repr(git or '')} is changed in binary, which cannot be applied")
+        if git is not None and lines[at].startswith(("+", "-")):
+            break
         if git is None or not lines[at].strip():
             break
         at += 1
@@ -130,47 +143,67 @@ def _parse_hunk(lines: list[str], at: int, path: str, number: int) -> tuple[Hunk
         end = _end_by_counts(lines, body, int(head[2] or 1), int(head[4] or 1))
     if end is None:
         end = _end_by_signs(lines, body)
-    old: list[str] = []
-    new: list[str] = []
-    last: tuple[list[str], ...] = ()
+        if _has_changes(lines, stop := _skip_blank(lines, end)):
+            raise PatchError(
+                f"hunk {number} of {path} has a line that starts with neither blank, + nor -: {_repr(lines[stop])}"
+            )
+    signed: list[tuple[str, str]] = []
     for line in lines[body:end]:
-        if line.startswith(_NO_END):
-            for side in last:
-                side[-1] = side[-1].removesuffix("\n")
-            continue
-        sign, rest = line[:1] or " ", f"{line[1:]}\n"
-        last = {" ": (old, new), "-": (old,), "+": (new,)}[sign]
-        for side in last:
-            side.append(rest)
-    if not old and not new:
+        if not line.startswith(_NO_END):
+            signed.append((line[0], f"{line[1:]}\n") if line not in _UNSIGNED else ("", f"{line}\n"))
+        elif signed:
+            signed[-1] = signed[-1][0], signed[-1][1].removesuffix("\n")
+    if not signed:
         raise PatchError(f"hunk {number} of {path} has no lines")
-    return Hunk(tuple(old), tuple(new), start), end
+    return Hunk.from_lines(signed, start), end
 
 
 def _end_by_counts(lines: list[str], at: int, old: int, new: int) -> int | None:
     """The line after a hunk of `old` and `new` lines; None if the lines contradict these counts."""
     first = at
     while at < len(lines) and (old > 0 or new > 0 or lines[at].startswith(_NO_END)):
-        sign = lines[at][:1] or " "
+        sign = _sign(lines[at])
         if sign not in " +-\\" or (sign == _NO_END and at == first):
             return None
         old -= sign in " -"
         new -= sign in " +"
         at += 1
-    ended = at == len(lines) or _starts_file(lines, at) or lines[at] == _SIGNATURE or lines[at][:1] not in tuple(" +-")
+    ended = at == len(lines) or starts_file(lines, at) or lines[at] == _SIGNATURE or lines[at][:1] not in tuple(" +-")
     return at if (old, new) == (0, 0) and ended else None
 
 
 def _end_by_signs(lines: list[str], at: int) -> int:
     """The line after a hunk, by the first characters of its lines."""
     first = at
-    while at < len(lines) and not _starts_file(lines, at) and (lines[at][:1] or " ") in " +-\\":
+    while at < len(lines) and not starts_file(lines, at) and _sign(lines[at]) in " +-\\":
         if lines[at].startswith(_NO_END) and at == first:
             break
         at += 1
-    while at > first and not lines[at - 1]:  # empty lines before the next header
+    while at > first and not lines[at - 1].strip():  # before the next header
         at -= 1
     return at
+
+
+def _has_changes(lines: list[str], at: int) -> bool:
+    """Whether lines that a hunk would add or remove follow a place where no hunk begins.
+
+    A blank line, a header, git's signature or a fence of Markdown ends them: what is behind it may be prose.
+    """
+    while at < len(lines) and lines[at].strip() and not lines[at].startswith(("@@", "```", "~~~")):
+        if starts_file(lines, at) or lines[at] == _SIGNATURE:
+            return False
+        if lines[at].startswith(("+", "-")):
+            return True
+        at += 1
+    return False
+
+
+def _sign(line: str) -> str:
+    return " " if line in _UNSIGNED else line[0]
+
+
+def _skip_blank(lines: list[str], at: int) -> int:
+    return next((at for at in range(at, len(lines)) if lines[at].strip()), len(lines))
 
 
 def _parse_name(text: str) -> str | None:

@@ -19,13 +19,14 @@ from composer_jax.tasks.grading import changes_from_texts, grade, initial_change
 from composer_jax.tasks.repository.baseline_run import BaselineRun
 from composer_jax.tasks.repository.candidate import Candidate
 from composer_jax.tasks.repository.leaks import ReadableFiles, find_installed_copies
-from composer_jax.tasks.suites.judge import MISSING, PASSED
+from composer_jax.tasks.suites.judge import ENDED_BY_CODE, MISSING, PASSED, SKIPPED, XFAILED, XPASSED
 from composer_jax.tasks.suites.run import SuiteReport, file_of_test, run_test_suite
 from composer_jax.tasks.task import Task
 
 REMOVING_KINDS = ("delete_feature", "delete_file", "revert_commit", "combine")
 IMPORT_ERRORS = ("ImportError", "ModuleNotFoundError", "AttributeError")
 ENVIRONMENT_ERRORS = ("KeyboardInterrupt", "MemoryError", "SystemExit", "Timeout", "TimeoutError", "TimeoutExpired")
+_NO_FAILURE = (PASSED, XPASSED, SKIPPED, XFAILED, ENDED_BY_CODE, MISSING)
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,}\b")
 _TYPE = re.compile(r"(?:E\s+)?(?:[\w.]*\.)?(\w+)(?::|$)")
 
@@ -143,7 +144,7 @@ def _fails(report: SuiteReport, failures: Mapping[str, str]) -> Gate:
     reasons: dict[str, int] = {}
     for test, message in failures.items():
         result = report.tests.get(test)
-        if result is not None and result.outcome in (PASSED, MISSING, "skipped"):
+        if result is not None and result.outcome in _NO_FAILURE:
             return Gate("fails", False, f"{test} does not fail, it is {result.outcome}")
         error = exception_type(message)
         if error is None or error in ENVIRONMENT_ERRORS:

@@ -9,6 +9,7 @@ Reads one JSON object from standard input:
     arguments   options for pytest
     files       test files to run; empty: all that pytest collects
     ids         ids of the tests to keep; null: all
+    prefixes    beginnings of the ids of further tests to keep
     secret      text that the plugin puts into every line it sends
     decoys      number of tests that must fail, with made-up names, inserted among the real ones
     tracer      source of a module with `plugin(say)`, another plugin, or null
@@ -19,6 +20,7 @@ import sys
 
 sys.path.pop(0)  # the workspace or the folder of this file: nothing may be imported from either
 
+import ast  # noqa: E402
 import base64  # noqa: E402
 import ctypes  # noqa: E402
 import hashlib  # noqa: E402
@@ -26,6 +28,7 @@ import importlib  # noqa: E402
 import json  # noqa: E402
 import os  # noqa: E402
 import random  # noqa: E402
+import re  # noqa: E402
 import select  # noqa: E402
 import shutil  # noqa: E402
 import signal  # noqa: E402
@@ -40,6 +43,7 @@ WATCHED = ("pytest", "_pytest", "pluggy", "unittest")
 LOG_BYTES = 6000
 MESSAGE_CHARACTERS = 300
 INDEX = "composer_index"
+MARKS = {"xfail": re.compile("xfail|expectedFailure"), "skip": re.compile("(?i)skip")}
 
 
 def main():
@@ -47,7 +51,7 @@ def main():
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphans of the pytest process become our children
     scratch = tempfile.mkdtemp()
-    before = fingerprint(order["files"])
+    before, declared = fingerprint(order["files"]), {path: declarations(path) for path in order["files"]}
     lines, lines_end = os.pipe()
     log = os.open(os.path.join(scratch, "log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     pid = os.fork()
@@ -62,6 +66,7 @@ def main():
         "exit": os.waitstatus_to_exitcode(status),
         "lines": received.decode(errors="replace").splitlines(),
         "junit": read_junit(os.path.join(scratch, "junit.xml")),
+        "declared": declared,
         "rewritten": sorted(path for path, digest in fingerprint(order["files"]).items() if digest != before[path]),
         "log": tail(os.path.join(scratch, "log")),
     }
@@ -82,6 +87,52 @@ def fingerprint(files):
         except OSError:
             digests[path] = None
     return digests
+
+
+def declarations(path):
+    """Returns {"functions": names in a test file, "xfail", "skip": names of those that mention such a mark}.
+
+    A mark outside functions, or in a conftest.py beside or above the file, may be one of any test: True. None for a
+    file that is not Python.
+    """
+    folder, above = os.path.dirname(path), []
+    while folder not in above:
+        above.append(folder)
+        folder = os.path.dirname(folder)
+    try:
+        functions, rest = split_functions(read_text(path))
+        texts = [read_text(os.path.join(folder, "conftest.py")) for folder in above]
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return None
+    rest += "".join(texts)
+    marks = {
+        mark: bool(pattern.search(rest)) or sorted(name for name, text in functions.items() if pattern.search(text))
+        for mark, pattern in MARKS.items()
+    }
+    return {"functions": sorted(functions), **marks}
+
+
+def read_text(path):
+    """Returns the text of a file, "" if there is none."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except FileNotFoundError:
+        return ""
+
+
+def split_functions(text):
+    """Returns function name -> source, with its decorators, and the source outside functions and imports."""
+    functions, rest, nodes = {}, [], list(ast.parse(text).body)
+    for node in nodes:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            functions[node.name] = functions.get(node.name, "") + ast.unparse(node)
+        elif isinstance(node, ast.ClassDef):
+            nodes += node.body
+            rest += [ast.unparse(part) for part in (*node.decorator_list, *node.bases, *node.keywords)]
+        elif not isinstance(node, (ast.Import, ast.ImportFrom)):
+            rest.append(ast.unparse(node))
+    return functions, "\n".join(rest)
 
 
 def listen(pid, lines):
@@ -139,19 +190,22 @@ def tail(path):
 
 
 def read_junit(path):
-    """Returns {"passed": indices of tests that passed, once each, "tests": number of tests} or {"error": reason}."""
+    """Returns {"clean": index -> number of skips} or {"error": reason}.
+
+    clean: the tests that were reported once and without a failure.
+    """
     try:
         root = ElementTree.parse(path).getroot()
     except (OSError, ElementTree.ParseError, ValueError) as error:
         return {"error": f"{type(error).__name__}: {error}"}
-    passes = {}
+    cases = {}
     for case in root.iter("testcase"):
-        bad = any(child.tag in ("failure", "error", "skipped") for child in case)
-        indices = [entry.get("value") for entry in case.iter("property") if entry.get("name") == INDEX]
-        for index in indices or [None]:
-            passes.setdefault(index, []).append(not bad)
-    passed = [int(index) for index, outcomes in passes.items() if index is not None and outcomes == [True]]
-    return {"passed": sorted(passed), "tests": sum(map(len, passes.values()))}
+        tags = [child.tag for child in case]
+        skips = None if "failure" in tags or "error" in tags else tags.count("skipped")
+        for entry in case.iter("property"):
+            if entry.get("name") == INDEX:
+                cases.setdefault(entry.get("value"), []).append(skips)
+    return {"clean": {index: skips[0] for index, skips in cases.items() if len(skips) == 1 and skips[0] is not None}}
 
 
 def become_pytest(order, scratch, lines, log):
@@ -168,6 +222,7 @@ def become_pytest(order, scratch, lines, log):
         for name in default_plugins:
             importlib.import_module(f"_pytest.{name}")
         pytest.hookimpl(tryfirst=True)(Witness.pytest_load_initial_conftests)
+        pytest.hookimpl(hookwrapper=True)(Witness.pytest_runtest_makereport)
         plugins = [Witness(lines, order)]
         if order["tracer"] is not None:
             tracer = types.ModuleType("composer_tracer")
@@ -211,6 +266,8 @@ class Witness:
         self.say, self.changed, self.remember = say, changed, lambda: functions.update(watched_functions())
         self.decoys = order["decoys"]
         self.ids = None if order["ids"] is None else set(order["ids"])
+        self.prefixes = tuple(order["prefixes"])
+        self.root = os.getcwd()
 
     def pytest_load_initial_conftests(self):
         # Installed plugins are loaded here and may have replaced functions (hypothesis does); the workspace is not.
@@ -222,8 +279,12 @@ class Witness:
 
     def pytest_collection_modifyitems(self, session, config, items):
         if self.ids is not None:
-            config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in self.ids])
-            items[:] = [item for item in items if item.nodeid in self.ids]
+            kept, rest = [], []
+            for item in items:
+                is_kept = item.nodeid in self.ids or item.nodeid.startswith(self.prefixes)
+                (kept if is_kept else rest).append(item)
+            config.hook.pytest_deselected(items=rest)
+            items[:] = kept
         decoys = self.add_decoys(items)
         for index, item in enumerate(items):
             item.user_properties.append((INDEX, str(index)))
@@ -245,6 +306,34 @@ class Witness:
             items.insert(items.index(modules[module][0]), decoy)
         return decoys
 
+    def pytest_runtest_makereport(self, item, call):
+        """Adds to the report the files of the workspace through which a skip or an imperative xfail was raised."""
+        waiting = getattr(item, "_excinfo", None)  # exceptions of unittest, of which pytest reports the first
+        info = waiting[0] if waiting else call.excinfo
+        outcome = yield
+        outcome.get_result().composer_through = [] if info is None else self.files_through(info.value)
+
+    def files_through(self, exception):
+        """Returns relative paths, the outermost first; none for exceptions that do not end a test without a failure."""
+        import unittest
+
+        import pytest
+
+        if not isinstance(exception, (pytest.skip.Exception, pytest.xfail.Exception, unittest.SkipTest)):
+            return []
+        paths, trace = [], exception.__traceback__
+        while trace is not None:
+            frame = trace.tb_frame
+            # Compiled code can name any file as its own; its globals name the file of its module.
+            for name in {frame.f_code.co_filename, str(frame.f_globals.get("__file__", ""))}:
+                path = os.path.join(self.root, name)
+                if name and os.path.commonpath([self.root, path]) == self.root:
+                    paths.append(os.path.relpath(path, self.root))
+            trace = trace.tb_next
+        # pytest raises an exception of its own where it handles unittest's.
+        inner = exception.__context__
+        return paths if paths or inner is None else self.files_through(inner)
+
     def pytest_runtest_logreport(self, report):
         crash = getattr(report.longrepr, "reprcrash", None)
         message = crash.message if crash is not None else str(report.longrepr or "")
@@ -254,6 +343,7 @@ class Witness:
             outcome=report.outcome,
             expected=hasattr(report, "wasxfail"),
             part=hasattr(report, "context"),  # one subtest of a test
+            through=getattr(report, "composer_through", []),
             ms=round(1000 * report.duration),
             message=message[:MESSAGE_CHARACTERS],
         )

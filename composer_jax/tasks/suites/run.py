@@ -11,6 +11,7 @@ from composer_jax.errors import UserError
 from composer_jax.sandbox import Change, Sandbox, SandboxFileError, SandboxLimits, SandboxPool
 from composer_jax.tasks.retry import apply_layers, retry_if_sandbox_dies
 from composer_jax.tasks.suites import judge
+from composer_jax.tasks.suites.protected import is_protected
 
 DECOYS = 3
 SUITE_LIMITS = SandboxLimits(cpu_s=600, memory_mb=2048, output_kb=8192, open_files=1024, workspace_mb=256, tmp_mb=128)
@@ -101,6 +102,7 @@ async def run_test_suite(
         "arguments": pytest_arguments(command),
         "files": sorted({file_of_test(test) for test in tests or ()}),
         "ids": None if tests is None else list(tests),
+        "prefixes": list(filter(judge.is_truncated, tests or ())),
         "secret": secret,
         "decoys": DECOYS,
         "tracer": tracer,
@@ -116,7 +118,7 @@ async def run_test_suite(
             result = await sandbox.run(
                 ["python", "-c", RUNNER_SOURCE], stdin=json.dumps(order).encode(), timeout_s=timeout_s
             )
-        judged: dict[str, Any] = judge.judge_report(result.stdout, secret, result.outcome)
+        judged: dict[str, Any] = judge.judge_report(result.stdout, secret, is_protected, result.outcome)
         lost_bytes = result.truncated_bytes if judged["problem"] else 0
         if lost_bytes:  # not an exception: tested code can make the report long
             judged["problem"] = f"{lost_bytes} bytes of the report are lost; raise SandboxLimits.output_kb"

@@ -31,7 +31,10 @@ async def test_a_text_that_occurs_once_is_replaced(chat):
         ({"path": "README.md/x", "new": "x"}, "README.md is a file, not a folder"),
         ({"path": "", "new": "x"}, "the workspace itself is a folder"),
         ({"path": "image.bin", "old": "x", "new": "y"}, "image.bin is not UTF-8 text"),
-        ({"path": "latin.txt", "old": "caf", "new": "y"}, "latin.txt is not UTF-8 text"),
+        (
+            {"path": "latin.txt", "old": "caf", "new": "é"},
+            "latin.txt is not UTF-8 text, so 'é' cannot be written into it",
+        ),
         ({"path": "nowhere", "old": "x", "new": "y"}, "there is no file nowhere"),
         ({"path": "nowhere", "delete": True}, "there is no file nowhere"),
         ({"path": "src", "delete": True}, "src is a folder"),
@@ -59,7 +62,7 @@ def test_a_missing_text_is_answered_with_similar_lines(ask):
     assert "'    def convertAmount(self, amount, currency):'" in answer
     answer = ask("edit_file", path=TABLE, old='class RateTable:\n  """Holds the exchange rates."""', new="x")
     assert "; these lines differ from it in white space only:\n     6\t'class RateTable:'\n     7\t'    " in answer
-    assert ask("edit_file", path=TABLE, old="%%%%", new="x") == f"ERROR old is not in {TABLE}"
+    assert ask("edit_file", path=TABLE, old="%%%%", new="x") == f"ERROR old is not in {TABLE}; copy it from the file"
 
 
 def test_only_the_first_lines_of_a_long_file_are_compared_by_words():
@@ -147,7 +150,10 @@ async def test_a_patch_over_several_files(chat):
         (PATCH.replace("new/b.py", "README.md/b"), "README.md is a file, not a folder"),
         (PATCH.replace("new/b.py", "/workspace"), "names the workspace itself"),
         (PATCH.replace("new/b.py", "n" * 300), "longer than a path may be"),
-        ("--- a/latin.txt\n+++ b/latin.txt\n@@ -1 +1 @@\n-caf\n+x\n", "latin.txt is not UTF-8 text"),
+        (
+            "--- a/latin.txt\n+++ b/latin.txt\n@@ -1 +1 @@\n-caf\ufffd\n+é\n",
+            "latin.txt is not UTF-8 text, so 'é' cannot",
+        ),
         ("--- a/README.md\n+++ /dev/null\n@@ -1 +0,0 @@\n-# Rates\n", "does not remove all of its lines"),
         ("--- /dev/null\n+++ b/README.md\n@@ -0,0 +1 @@\n+x\n", "README.md is there already"),
         ("--- a/README.md\n+++ b/\n@@ -1 +1 @@\n-# Rates\n+x\n", "names the workspace itself"),

@@ -114,3 +114,13 @@ def test_ripgrep_finds_the_same(repository, number, pattern):
         without = searched(repository, "/nowhere", pattern=pattern, **options)
         assert with_rg.returncode == without.returncode in (0, 1)
         assert with_rg.stdout == without.stdout
+
+
+@pytest.mark.parametrize("program", ["rg", "python"])
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path, program):
+    if program == "rg" and shutil.which("rg") is None:
+        pytest.skip("needs ripgrep")
+    (tmp_path / "f").write_bytes("\ufeffimport os\nimport é\n".encode())
+    programs = os.path.dirname(shutil.which("rg") or "") if program == "rg" else ""
+    done = searched(tmp_path, programs, pattern="^import .*", path="", glob="", ignore_case=False, context=0)
+    assert done.stdout == "f:1:import os\nf:2:import é\n[2 lines match in 1 files]\n"

@@ -255,6 +255,13 @@ def test_conversations_that_the_format_cannot_write_are_refused():
         CHAT.render_assistant("", [READ, RUN])
     with pytest.raises(ValueError, match="a system message comes after the first"):
         CHAT.render([Message("user", "x"), Message("system", "y")])
+    twice = "<think>\n</think><think>x\n</think>\n\ny"
+    with pytest.raises(ValueError, match="the answer after the thinking begins with <think>"):
+        CHAT.render_assistant(twice, [])
+    later = AssistantMessage(twice.replace("\n</think><", "\nz\n</think><", 1), (), True)
+    CHAT.render([Message("user", "x"), later])
+    with pytest.raises(ValueError, match="the answer after the thinking begins with <think>"):
+        CHAT.render([Message("user", "x"), later, Message("user", "y")])
 
 
 @pytest.mark.parametrize(

@@ -234,7 +234,21 @@ def test_older_manifests_are_read(make, options):
 
 
 CHANGED = [
-    ("cpus = 2", "gpus = 1", r"GPUs \(gpus = 1\)"),
+    ("cpus = 2", "gpus = 1", r"GPUs \(\[environment\] gpus = 1\)"),
+    ("cpus = 2", "tpu = { type = 'v5e' }", r"a TPU \(\[environment\] tpu = {'type': 'v5e'}\)"),
+    ("cpus = 2", "os = 'windows'", r"another operating system \(\[environment\] os = 'windows'\)"),
+    ("cpus = 2", "skills_dir = '/skills'", r"skills \(\[environment\] skills_dir = '/skills'\)"),
+    (
+        "cpus = 2",
+        "allowed_hosts = ['a.org']",
+        r"restricted to some hosts \(\[environment\] allowed_hosts = \['a.org'\]\)",
+    ),
+    (
+        "[verifier]",
+        "[verifier]\njudge = 'model-x'",
+        r"something unknown \(\[verifier\] judge = 'model-x'\).*run it with",
+    ),
+    ("[verifier]", "[verifier]\nuser = 'me'", r"another user \(\[verifier\] user = 'me'\)"),
     ("cpus = 2", "cpus = 'two'", "cpus = 'two'; it must be a number"),
     ("cpus = 2", "cpus = -1", "cpus = -1; it must be a number from 0 to 1e15"),
     ("memory_mb = 4096", "memory = 'much'", "memory = 'much'; write memory_mb"),
@@ -249,9 +263,10 @@ CHANGED = [
 ]
 ADDED = {
     "[[steps]]\nname = 'one'\n": r"several steps \(\[\[steps\]\]\)",
-    "[environment.healthcheck]\ncommand = 'true'\n": "a health check",
+    "[environment.healthcheck]\ncommand = 'true'\n": r"a health check \(\[environment\] healthcheck = {'command",
+    "[verifier.environment]\ncpus = 4\n": r"a verifier in an .* \(\[verifier\] environment = {'cpus': 4}\)",
     "[[verifier.collect]]\ncommand = 'true'\n": "commands that collect what is verified",
-    "[[environment.mcp_servers]]\nname = 'x'\n": "MCP servers",
+    "[[environment.mcp_servers]]\nname = 'x'\n": r"MCP servers \(\[environment\] mcp_servers = \[{'name': 'x'}\]\)",
 }
 FILES = [
     ("instruction.md", None, "instruction.md cannot be read: No such file"),
@@ -275,6 +290,15 @@ FILES = [
 def test_what_cannot_be_run_here_is_refused_by_name(make, options, file, text, sentence):
     with pytest.raises(UserError, match=sentence):
         read_tasks(make({file: text}), options)
+
+
+def test_fields_that_ask_for_nothing_are_not_refused(make, options):
+    more = "storage_mb = 10240\nbuild_timeout_sec = 600.0\nos = 'linux'\nmcp_servers = []\nskills_dir = ''\n"
+    more += "workdir = '/app'"
+    task = read_one(make({"task.toml": TOML.replace("cpus = 2", more)}), options)
+    assert task.image is None and task.metadata["workdir"] == "/app"
+    elsewhere = read_one(make({"task.toml": TOML.replace("cpus = 2", "workdir = '/srv'")}), options)
+    assert "sets [environment] workdir = '/srv'" in elsewhere.metadata["needs_image"]
 
 
 def test_a_script_that_installs_something_needs_the_image(make, options):

@@ -36,6 +36,8 @@ def graded(task, pool, changes=(), cache=None):
         (f"echo 1 > {TXT}; exit 3", 1.0, "test.sh says 1.0"),
         (f"echo 0.25 > {JSON}; echo 1 > {TXT}", 0.25, "test.sh says 0.25"),
         (f'echo \'{{"reward": 1, "speed": 3.5, "note": "x"}}\' > {JSON}', 1.0, "test.sh says 1.0"),
+        (f"echo '{{\"accuracy\": 0.75}}' > {JSON}", 0.75, "test.sh says 0.75"),
+        (f'echo \'{{"a": 1, "b": 1}}\' > {JSON}', 0.0, "has the metrics 'a', 'b' and none of them is 'reward'"),
         (f"echo $A > {TXT}", 0.75, "test.sh says 0.75"),
         ("echo first; echo last words >&2; exit 2", 0.0, "left no reward; its exit code is 2, its last words: last"),
         ("exit 0", 0.0, "left no reward; its exit code is 0, its last words: nothing"),
@@ -57,7 +59,10 @@ def test_other_numbers_are_parts(make_task, pool):
     assert result.parts == {"a": 1.0, "d": 0.5}
 
 
-@pytest.mark.parametrize("text", ["", "null", "true", '"1"', "[1]", "{}", '{"reward": true}', "[" * 99999, "9" * 5000])
+@pytest.mark.parametrize(
+    "text",
+    ["", "null", "true", '"1"', "[1]", "{}", '{"reward": true}', '{"a": null}', '{"a": "1"}', "[" * 99999, "9" * 5000],
+)
 def test_malformed_json_is_not_a_reward(text):
     assert read_reward(text, "reward.json").reward == 0.0
 

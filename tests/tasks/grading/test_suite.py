@@ -74,6 +74,51 @@ def test_a_missing_test_has_failed(pool, task):
         assert f"{missing} missing" in result.detail
 
 
+ODD_TESTS = """
+import sys, unittest
+import pytest
+from calc import add
+
+@pytest.mark.xfail(reason="no big numbers")
+def test_known_bug():
+    assert add(1, 2) == -1
+
+@pytest.mark.skipif(sys.platform == "linux", reason="Windows only")
+def test_windows():
+    assert add(1, 2) == 3
+
+@pytest.mark.parametrize("value, unit", [(3, "log(photon / s)"), (5, "mag(ct/s) [x]"), (7, "log(photon * m)")])
+def test_units(value, unit):
+    assert add(value, 1) == value + 1
+
+class TestPrices(unittest.TestCase):
+    def test_prices(self):
+        for count in range(3):
+            with self.subTest(count=count):
+                if count == 1:
+                    self.skipTest("not sold alone")
+                self.assertEqual(add(count, 1), count + 1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("fail_to_pass", "pass_to_pass", "detail"),
+    [
+        (("test_units[3-log(photon", "test_units[5-mag(ct/s)"), (), "2 of 2 failing tests repaired"),
+        (("test_units[7-log(photon * m)]", "TestPrices::test_prices"), (), "2 of 2 failing tests repaired"),
+        (("test_units[3-log(photon",), ("test_known_bug", "test_windows"), "2 of 2 passing tests kept"),
+        (("test_known_bug",), (), "1 of 1 failing tests repaired"),
+        (("test_windows",), (), "test_windows skipped: "),
+    ],
+)
+def test_outcomes_count_as_in_swe_bench(pool, task, tmp_path, fail_to_pass, pass_to_pass, detail):
+    hidden = lay(tmp_path, {"tests/test_odd.py": ODD_TESTS})
+    names = [[f"tests/test_odd.py::{name}" for name in group] for group in (fail_to_pass, pass_to_pass)]
+    odd = replace(task, grader=SuiteGrader(*map(tuple, names), tests=hidden, timeout_s=10))
+    right = grade_files(pool, odd, {"calc.py": RIGHT})
+    assert (right.reward, detail in right.detail) == (float(fail_to_pass != ("test_windows",)), True), right.detail
+
+
 def test_a_timeout_scores_nothing_and_is_not_cached(pool, task):
     slow = Task.from_json({**task.to_json(), "grader": {"kind": "suite", **SuiteGrader(FAIL, timeout_s=1).to_json()}})
     cache = ResultCache()

@@ -60,6 +60,21 @@ for name in os.listdir("/proc"):
             except OSError:
                 pass
 """
+NAMES_A_TEST_FILE = """
+import os
+import pytest
+code = "def add(a, b):\\n    import pytest\\n    pytest.xfail('hard')\\n"
+exec(compile(code, os.path.abspath("tests/test_calc.py"), "exec"))
+"""
+ADDS_MARKS = """
+import gc
+import _pytest.python
+import pytest
+def add_marks(mark, *names):
+    for o in gc.get_objects():
+        if isinstance(o, _pytest.python.Function) and o.name.startswith(names):
+            o.add_marker(mark)
+"""
 FORGERIES = {
     "prints that it passes": "print('4 passed')\nprint('tests/test_calc.py::test_add[1-2] PASSED')\n" + BUGGY,
     "leaves at import": "import sys\nsys.exit(0)\n",
@@ -69,6 +84,15 @@ FORGERIES = {
     "leaves without a trace when called": "import os\n" + BUGGY.replace("return a - b", "os._exit(1)"),
     "skips": "import pytest\n" + BUGGY.replace("return a - b", "pytest.skip('hard')"),
     "expects to fail": "import pytest\n" + BUGGY.replace("return a - b", "pytest.xfail('hard')"),
+    "skips what must go on passing": "import pytest\n" + RIGHT.replace("return a * 2", "pytest.skip('hard')"),
+    "raises unittest's skip": "import unittest\n" + RIGHT.replace("return a * 2", "raise unittest.SkipTest"),
+    "fails as expected": "import pytest\n" + BUGGY.replace("return a - b", "raise pytest.xfail.Exception('hard')"),
+    "fails as expected in the name of a test file": BUGGY + NAMES_A_TEST_FILE,
+    "marks what fails": ADDS_MARKS + BUGGY.replace("return a - b", "add_marks(pytest.mark.xfail, 'test_add[')"),
+    "marks what it breaks": ADDS_MARKS
+    + RIGHT.replace("return a + b", "add_marks(pytest.mark.skip, 'test_double', 'test_zero'); return a + b").replace(
+        "return a * 2", "return a"
+    ),
     "skips the module": "import pytest\npytest.skip('hard', allow_module_level=True)\n",
     "makes every report a pass": IMPORT_PYTEST + ALWAYS_PASSES + BUGGY,
     "replaces what runs a test": IMPORT_PYTEST + "_pytest.python.Function.runtest = lambda self: None\n" + BUGGY,

@@ -47,3 +47,16 @@ def test_bytes_of_a_path_that_are_not_utf_8_are_surrogate_escapes():
 )
 def test_what_is_written_is_read(before, after, patch):
     assert parse_unified(format_unified("f", before, after)) == [patch]
+
+
+@pytest.mark.parametrize(
+    ("headers", "first"),
+    [
+        ("diff --git a/x b/y\nrename from x\nrename to y\n", FilePatch("x", "y")),
+        ("diff --git a/x b/x\ndeleted file mode 100644\n", FilePatch("x", None)),
+        ("diff --git a/x b/x\nold mode 100644\nnew mode 100755\n", FilePatch("x", "x", executable=True)),
+    ],
+)
+def test_a_change_without_hunks_does_not_take_those_of_the_next_file(headers, first):
+    second = FilePatch("f", "f", (Hunk(("a\n",), ("b\n",), 1),))
+    assert parse_unified(f"{headers}--- a/f\n+++ b/f\n@@ -1 +1 @@\n-a\n+b\n") == [first, second]
