@@ -91,6 +91,7 @@ setup(
     package_data={
         "": ["*.css", "*.html", "*.j2", "*.js"],
         "composer_jax": ["py.typed"],
+        "composer_jax.sandbox.inside": ["site/*.pth"],
         "benchmarks.peers": ["requirements/*.txt"],
     },
     install_requires=INSTALL,

@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 import orbax.checkpoint as ocp
 
-HOST_COLUMNS = ("time", "compilations", "sandbox_runs", "sandbox_hits")  # and every column that ends in _s
+# And every column that ends in _s.
+HOST_COLUMNS = ("time", "compilations", "sandbox_runs", "sandbox_hits", "groups_queued", "groups_playing")
 STAGE_ORDER = ("pretrain", "sft", "before", "rl", "after")
 
 

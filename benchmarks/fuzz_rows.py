@@ -226,7 +226,7 @@ def lost_words(row: dict[str, Any], chat: ChatFormat) -> tuple[set[str], set[str
     written, trained = (_words(chat.tokenizer.decode(ids.tolist())) for ids in (tokens, tokens[mask]))
     to_train = _words([turn.message for turn in conversation.turns if turn.trained])
     others = _words([turn.message for turn in conversation.turns if not turn.trained])
-    others |= _words([conversation.prompt, [(turn.answers, turn.users) for turn in conversation.turns]])
+    others |= _words([conversation.prompt, [(turn.answers, turn.later) for turn in conversation.turns]])
     return wanted - written, (to_train - trained) | (trained & (others - to_train))
 
 
@@ -235,7 +235,7 @@ def _words_after(conversation: TrainingConversation) -> set[str]:
     last = max(place for place, turn in enumerate(conversation.turns) if turn.trained)
     turn, *later = conversation.turns[last:]
     before = _words([conversation.prompt, conversation.turns[:last], turn.message, conversation.tools])
-    return _words([turn.answers, turn.users, later]) - before
+    return _words([turn.answers, turn.later, later]) - before
 
 
 def _words(value: Any) -> set[str]:

@@ -57,7 +57,7 @@ def new_service(slots: int) -> Service:
     sampler = Sampler(definition, mesh, config, end_tokens=(), decode=text.tokenizer.decode)
     sampler.update(*definition.init(0, mesh), version=0, copy=False)
     sampler.warm_up(processed=True)
-    return Service(sampler, text, "demo", ServerLimits())
+    return Service(sampler, text, ServerLimits())
 
 
 def prompts(client: int, vocab_size: int) -> Any:

@@ -28,6 +28,10 @@ class GitError(Exception):
     """git exited with an error; its message."""
 
 
+class UnreadableRepository(UserError):
+    """A repository that git cannot read, or only in part."""
+
+
 def run_git(
     *arguments: str | Path, cwd: Path, stdin: bytes = b"", environment: Mapping[str, str] | None = None
 ) -> bytes:
@@ -44,7 +48,7 @@ def run_git(
 
 
 def read_git(*arguments: str, cwd: Path) -> bytes:
-    """The standard output of a git command that reads a repository. Raises UserError if git fails."""
+    """The standard output of a git command that reads a repository. Raises UnreadableRepository if git fails."""
     try:
         return run_git(*arguments, cwd=cwd)
     except GitError as error:
@@ -87,8 +91,8 @@ def start_git(
         raise UserError(f"{cwd} needs git, which is not installed; install it") from None
 
 
-def _unreadable(folder: Path, message: str) -> UserError:
-    return UserError(
+def _unreadable(folder: Path, message: str) -> UnreadableRepository:
+    return UnreadableRepository(
         f"git cannot read {folder} ({last_line(message)}); repair the repository with git fsck, or leave it out"
     )
 

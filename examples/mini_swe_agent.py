@@ -7,10 +7,11 @@
 The agent asks the server for messages and runs its commands with launch.sandbox, which writes their changes to the
 workspace. The server records the token ids of the conversation as the session `mini-swe-agent`: GET
 /sessions/mini-swe-agent with the control key gives what an RL algorithm needs. Prints the conversation, and as the last
-line how it ended.
+line how it ended: ContextWindowExceededError if the conversation became longer than the model's context.
 """
 
 import argparse
+import contextlib
 import shlex
 import sys
 from typing import Any
@@ -21,12 +22,14 @@ parser.add_argument("--task", required=True, help="what the agent shall do")
 parser.add_argument("--url", default="http://127.0.0.1:8000", help="the server (default: %(default)s)")
 parser.add_argument("--model", default="agent", help="what the server calls the model (default: %(default)s)")
 parser.add_argument("--key", default="none", help="API key")
+parser.add_argument("--session", default="mini-swe-agent", help="what the conversation is recorded as (%(default)s)")
 parser.add_argument("--steps", type=int, default=20, help="most messages of the model (default: %(default)s)")
 parser.add_argument("--sandbox", default=f"{sys.executable} -m launch.sandbox", help="command that runs the sandbox")
 
 
 def main() -> None:
     o = parser.parse_args()
+    from litellm.exceptions import ContextWindowExceededError  # pyright: ignore[reportMissingImports]
     from minisweagent.agents.default import DefaultAgent  # pyright: ignore[reportMissingImports]
     from minisweagent.environments.local import LocalEnvironment  # pyright: ignore[reportMissingImports]
     from minisweagent.models.litellm_model import LitellmModel  # pyright: ignore[reportMissingImports]
@@ -37,7 +40,7 @@ def main() -> None:
         def execute(self, action: dict[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
             return super().execute(action | {"command": sandbox + shlex.quote(action["command"])}, *args, **kwargs)
 
-    options = {"api_base": f"{o.url}/v1", "api_key": o.key, "extra_headers": {"X-Session-ID": "mini-swe-agent"}}
+    options = {"api_base": f"{o.url}/v1", "api_key": o.key, "extra_headers": {"X-Session-ID": o.session}}
     model = LitellmModel(model_name=f"openai/{o.model}", model_kwargs=options, cost_tracking="ignore_errors")
     instance = (
         "{{task}}\nThe repository is the current folder. Use the tool bash. When you are done, run "
@@ -50,11 +53,12 @@ def main() -> None:
         instance_template=instance,
         step_limit=o.steps,
     )
-    ended = agent.run(o.task)
+    with contextlib.suppress(ContextWindowExceededError):
+        agent.run(o.task)
     for message in agent.messages:
         calls = [call["function"]["arguments"] for call in message.get("tool_calls") or []]
         print(f"{message['role']}: {message.get('content') or ''}", *calls, sep="\n  ")
-    print(ended["exit_status"])
+    print(agent.messages[-1]["extra"]["exit_status"])
 
 
 if __name__ == "__main__":

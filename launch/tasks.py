@@ -94,6 +94,7 @@ def main(values, words):
 
 
 def generate(values):
+    from composer_jax.tasks.repository.baseline_run import add_remedy
     from composer_jax.tasks.repository.build import BuildRequest, build
     from composer_jax.tasks.repository.instruction import InstructionStyle
 
@@ -118,9 +119,15 @@ def generate(values):
     kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(built.kinds.items()))
     rejected = ", ".join(f"{count} by {gate!r}" for gate, count in built.rejected.most_common())
     print(f"wrote {len(built.tasks)} tasks to {request.out / 'tasks'}: {kinds or 'none'}")
+    if built.uncollected:
+        file, reason = next(iter(built.uncollected.items()))
+        print(f"{len(built.uncollected)} test files cannot be imported, the first {file}: {add_remedy(reason)}")
     print(f"rejected: {rejected or 'none'} (see {request.out / 'rejected.jsonl'})")
     if len(built.tasks) < request.count:
-        print(f"the repository gave {len(built.tasks)} of {request.count} tasks; try more kinds or another seed")
+        print(
+            f"the {built.tests} tests that pass every time gave {len(built.tasks)} of {request.count} tasks; try more "
+            "kinds or another seed"
+        )
 
 
 def validate(values, path):

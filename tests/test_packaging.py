@@ -78,6 +78,20 @@ def test_the_wheel_is_marked_as_typed(declared):
     assert (ROOT / "composer_jax" / "py.typed").exists()
 
 
+def test_the_wheel_has_every_file_that_the_package_reads(declared):
+    patterns = declared["package_data"]
+    files = [path for path in (ROOT / "composer_jax").rglob("*") if path.is_file()]
+    data = {path.relative_to(ROOT) for path in files if path.suffix not in (".py", ".pyc")}
+    anywhere = {path for path in data if any(path.match(pattern) for pattern in patterns[""])}
+    within = {
+        path.relative_to(ROOT)
+        for package, own in patterns.items()
+        for pattern in own
+        for path in (ROOT / package.replace(".", "/")).glob(pattern)
+    }
+    assert data == (anywhere | within) & data and Path("composer_jax/sandbox/inside/site/packages.pth") in data
+
+
 def test_runtime_requirements_bring_no_test_tools():
     assert (
         not {"pytest", "ruff", "basedpyright", "hypothesis", "torch", "transformers", "ray"}

@@ -9,11 +9,16 @@ MAX_COMPARED = 10_000  # lines; each blocks the event loop for some microseconds
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
+def line_number(text: str, at: int) -> int:
+    """The number of the line at an offset, as read_file counts: CR ends lines where the text has no LF."""
+    return text.count("\n" if "\n" in text else "\r", 0, at) + 1
+
+
 def line_numbers(text: str, part: str) -> list[int]:
     """The numbers of the lines on which the first MAX_OCCURRENCES + 1 occurrences of a part begin."""
     numbers, start = [], text.find(part)
     while start >= 0 and len(numbers) <= MAX_OCCURRENCES:
-        numbers.append(text.count("\n", 0, start) + 1)
+        numbers.append(line_number(text, start))
         start = text.find(part, start + 1)
     return numbers
 

@@ -7,6 +7,7 @@ sandbox is acquired to run code, replaced when it dies, and not used for a run w
 
 import asyncio
 import os
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -71,7 +72,7 @@ class Workspace:
         self._shell_in: Sandbox | None = None  # the sandbox of the persistent shell
         self._shell_was_lost = False  # since the last shell command
         self._unsent: set[str] = set()  # paths that changed here and not yet in the sandbox
-        self._folders: set[str] | None = None  # folders that hold changes; None: not computed
+        self._totals: _ChangeTotals | None = None  # None: not computed
         self._changed_index: tuple[dict[str, Change], SearchIndex] = ({}, SearchIndex(()))
 
     # Reading.
@@ -91,7 +92,7 @@ class Workspace:
     def kind(self, path: str) -> Kind | None:
         """The kind of the entry at a path; None if there is none, or if only a link leads to it."""
         change = self.changes.get(path)
-        if path in self._changed_folders():
+        if path in self._change_totals().folders:
             return "folder"
         if change is not None:
             return None if change.kind == "gone" else change.kind
@@ -116,7 +117,7 @@ class Workspace:
     def paths(self, *kinds: Kind) -> list[str]:
         """The paths of all entries of these kinds, sorted."""
         kind_of = {path: change.kind for path, change in self.changes.items() if change.kind != "gone"}
-        kind_of.update(dict.fromkeys(self._changed_folders(), "folder"))
+        kind_of.update(dict.fromkeys(self._change_totals().folders, "folder"))
         entries = self._base.entries.get_here()
         hiding = any(path in entries for path in self.changes)
         for path, entry in entries.items():
@@ -134,24 +135,21 @@ class Workspace:
         kind = self.kind(path)
         if kind in ("folder", "link"):
             raise SandboxFileError(f"{path} is a {kind}, not a file")
-        if sum(len(change.data) for known, change in self.changes.items() if known != path) + len(data) > self._room:
+        replaced = self.changes.get(path)
+        if self._change_totals().size - (len(replaced.data) if replaced else 0) + len(data) > self._room:
             raise SandboxFileError(f"no space left for {path}: all changes together may have {self._room} bytes")
         if mode is None:
             mode = self.mode(path) if kind == "file" else 0o644
-        self.changes[path] = Change("file", data, mode)
-        if self._equals_base(path, self.changes[path]):
-            del self.changes[path]
-        self._mark_changed(path)
+        change = Change("file", data, mode)
+        self._set_change(path, None if self._equals_base(path, change) else change)
 
     def delete(self, path: str) -> None:
         """Removes a file or a link."""
         kind = self.kind(path)
         if kind not in ("file", "link"):
             raise SandboxFileError(f"{path} is a folder, not a file" if kind else f"{path} does not exist")
-        self.changes.pop(path, None)
-        if not self._is_hidden(path) and self._base.entry(path):
-            self.changes[path] = GONE
-        self._mark_changed(path)
+        is_in_base = not self._is_hidden(path) and self._base.entry(path)
+        self._set_change(path, GONE if is_in_base else None)
 
     def replace(self, files: Mapping[str, tuple[bytes, int | None] | None]) -> None:
         """Writes (content, mode) and deletes (None) several files; all of them, or none if one fails."""
@@ -164,7 +162,7 @@ class Workspace:
                 if content is not None:
                     self.write(path, *content)
         except SandboxFileError:
-            self.changes, self._unsent, self._folders = before, unsent, None
+            self.changes, self._unsent, self._totals = before, unsent, None
             raise
 
     async def run(self, argv: Sequence[str], timeout_s: float) -> RunResult:
@@ -269,17 +267,25 @@ class Workspace:
 
     def _store_changes(self, changes: Mapping[str, Change]) -> None:
         """Stores the changes of the sandbox in a canonical form: equal files give equal changes."""
-        self._folders = None
+        self._totals = None
         self.changes = dict(changes)
-        holding = self._changed_folders()
+        holding = _ChangeTotals(changes).folders
         for path, change in changes.items():
             implied = change == _NEW_FOLDER and path in holding and self._base.entry(path) is None
             if implied or self._equals_base(path, change):
                 del self.changes[path]
 
-    def _mark_changed(self, path: str) -> None:
+    def _set_change(self, path: str, change: Change | None) -> None:
+        """Stores the change of a path, which is not yet in the sandbox; None: there is none any more."""
+        totals = self._change_totals()
+        if path in self.changes:
+            totals.add(path, self.changes[path], -1)
+        if change is None:
+            self.changes.pop(path, None)
+        else:
+            self.changes[path] = change
+            totals.add(path, change, 1)
         self._unsent.add(path)
-        self._folders = None
 
     def _equals_base(self, path: str, change: Change) -> bool:
         """Whether a changed file equals that of the base folder."""
@@ -296,11 +302,10 @@ class Workspace:
     def _is_hidden(self, path: str) -> bool:
         return _is_hidden(path, self.changes)
 
-    def _changed_folders(self) -> set[str]:
-        if self._folders is None:
-            present = [path for path, change in self.changes.items() if change.kind != "gone"]
-            self._folders = {folder for path in present for folder in _parents(path)}
-        return self._folders
+    def _change_totals(self) -> "_ChangeTotals":
+        if self._totals is None:
+            self._totals = _ChangeTotals(self.changes)
+        return self._totals
 
     def _key(self, command: Sequence[str]) -> str:
         task = self._task
@@ -318,6 +323,24 @@ class Workspace:
             self._changed_index = changes, index
         hidden = [path for path in base.numbers if path in changes or _is_hidden(path, changes)] if changes else []
         return search(query, base, hidden, index, under=under, limit=limit)
+
+
+class _ChangeTotals:
+    """Sums over changes. size: the bytes of their data. folders: folder -> the number of present paths below it."""
+
+    def __init__(self, changes: Mapping[str, Change]) -> None:
+        self.size = 0
+        self.folders = Counter[str]()
+        for path, change in changes.items():
+            self.add(path, change, 1)
+
+    def add(self, path: str, change: Change, count: int) -> None:
+        """Adds a change, or removes it (count -1)."""
+        self.size += count * len(change.data)
+        for folder in _parents(path) if change.kind != "gone" else ():
+            self.folders[folder] += count
+            if not self.folders[folder]:
+                del self.folders[folder]
 
 
 class _WorkspaceFiles(Mapping[str, bytes]):

@@ -105,4 +105,4 @@ def _read(folder: Path, path: str) -> tuple[str, str | None]:
         data = (folder / path).read_bytes()
     except OSError:
         return "", "unreadable"
-    return filter_text(data, language)
+    return filter_text(data, language, path)

@@ -209,7 +209,7 @@ def _control_tokens(
     backend: tokenizers.Tokenizer, description: Mapping[str, Any], chat_template: str, known: Collection[int | None]
 ) -> dict[str, dict[str, Any]]:
     """Returns the entries of added_tokens that are control tokens, by text; `known`: the ids that are some anyway."""
-    # As the tokenizer cuts it: "<think>" in "<thinking>" is found only if the latter is no token.
+    # The tokenizer cuts the template: "<thinking>" holds "<think>" only if it is not a token itself.
     written = set(backend.encode(encodable(chat_template), add_special_tokens=False).ids)
     numbered = isinstance(description["model"]["vocab"], dict)  # a list has no place for ids of added tokens
 

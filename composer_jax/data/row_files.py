@@ -41,9 +41,10 @@ def read_rows(path: str, bad_line: Callable[[str], None] = refuse) -> Iterator[t
     """
     if path.endswith(".parquet"):
         with _reading_parquet(path) as parquet:
-            from pyarrow import BufferReader  # of a Python file, pyarrow can abort the program when it ends
+            from pyarrow import BufferReader
 
-            rows = parquet.read_table(BufferReader(_read_bytes(path))).to_pylist()
+            # Of a Python file, and with threads of its own, pyarrow can abort the program when it ends.
+            rows = parquet.ParquetFile(BufferReader(_read_bytes(path))).read(use_threads=False).to_pylist()
         for number, row in enumerate(rows, 1):
             yield f"{path}, row {number}", {name: _without_nulls(value) for name, value in row.items()}
         return

@@ -111,16 +111,18 @@ def read_tasks(repository: Path, diffs: int) -> Iterator[StateTask | str]:
         for path in chosen:
             language = language_of(path)
             assert language is not None
-            versions = _newest_versions(reader, histories[path], diffs + 1, language)
+            versions = _newest_versions(reader, path, histories[path], diffs + 1, language)
             yield versions if isinstance(versions, str) else make_task(printable_path(path), versions)
 
 
-def _newest_versions(reader: BlobReader, ids: Sequence[str], count: int, language: Language) -> list[str] | str:
+def _newest_versions(
+    reader: BlobReader, path: str, ids: Sequence[str], count: int, language: Language
+) -> list[str] | str:
     """Returns the last `count` versions, of which none equals the next, or why there are none."""
     versions: list[str] = []
     for object_id in reversed(ids):
         try:
-            text, reason = filter_text(reader.read(object_id), language)
+            text, reason = filter_text(reader.read(object_id), language, path)
         except OSError:
             return "unreadable"
         if reason is not None:

@@ -36,7 +36,7 @@ class ProfileConfig:
 
 
 class StepTrace:
-    """A context manager that traces those of some consecutive steps that run in it.
+    """A context manager that traces the steps of a range.
 
     JAX's profiler sees all devices and threads of this process, so what else works meanwhile is in the trace, too.
 

@@ -57,6 +57,7 @@ GPU_PEAK_FLOPS = {
     "H100 NVL": 835e12,
     "H100 PCIe": 756e12,
     "H200": 989e12,
+    "H200 NVL": 835e12,
     "L4": 121e12,
     "L40S": 362e12,
     "T4": 65e12,
@@ -67,10 +68,13 @@ V100, which have no bfloat16."""
 
 
 def peak_flops(kind: str) -> float | None:
-    """Returns the peak bfloat16 operations per second of one device, by jax's name of its kind; None for others."""
+    """Returns the peak bfloat16 operations per second of one device, by jax's name of its kind; None for others.
+
+    A part of a GPU (MIG) is one of those.
+    """
     for chip in CHIPS.values():
         if chip.kind == kind:
             return chip.peak_flops / chip.devices
     words = kind.replace("-", " ").split()  # such as NVIDIA H100 80GB HBM3 and Tesla V100-SXM2-16GB
-    known = [name for name in GPU_PEAK_FLOPS if set(name.split()) <= set(words)]
+    known = [name for name in GPU_PEAK_FLOPS if set(name.split()) <= set(words) and "MIG" not in words]
     return GPU_PEAK_FLOPS[max(known, key=len)] if known else None

@@ -109,10 +109,10 @@ def find_bubblewrap() -> Path:
 
 def _plain() -> Backend:
     executable = _interpreter()[0]
+    programs = _folder_of_links(executable)
     environment = _environment(executable, os.environ.get("LD_LIBRARY_PATH"))
-    if shutil.which("python", path=os.path.dirname(executable)) is None:  # as on Debian
-        environment["PATH"] = f"{_folder_of_links(executable)}:{environment['PATH']}"
-    return Backend("subprocess", (executable, *_FLAGS, str(INSIDE / "start.py")), environment, "none")
+    environment["PATH"] = f"{programs}:{environment['PATH']}"
+    return Backend("subprocess", (f"{programs}/python", *_FLAGS, str(INSIDE / "start.py")), environment, "none")
 
 
 @functools.cache
@@ -120,9 +120,7 @@ def _folder_of_links(executable: str) -> str:
     """Returns a folder with `python` and `python3`, which is deleted when this process exits."""
     folder = tempfile.TemporaryDirectory(prefix="composer-python-")
     atexit.register(folder.cleanup)
-    for alias in ("python", "python3"):
-        os.symlink(executable, os.path.join(folder.name, alias))
-    return folder.name
+    return layers.link_interpreter(executable, folder.name, str(INSIDE))
 
 
 _PATH = ("/usr/local/bin", "/usr/bin", "/bin")
@@ -142,6 +140,18 @@ def _interpreter() -> tuple[str, str]:
         if os.access(candidate, os.X_OK):
             return candidate, base
     raise UserError(f"No Python interpreter was found under {base}/bin; use a regular installation of Python {version}")
+
+
+def _site_folders(base: str) -> list[str]:
+    """Returns the folders of the packages that are installed for the interpreter with this prefix."""
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    places = [
+        f"{prefix}/{lib}/{name}"
+        for prefix in (base, f"{base}/local")
+        for lib in ("lib", "lib64")
+        for name in (f"{version}/site-packages", f"{version}/dist-packages", "python3/dist-packages")  # Debian's last
+    ]
+    return sorted({os.path.realpath(place) for place in places if os.path.isdir(place)})
 
 
 def _environment(executable: str, libraries: str | None) -> dict[str, str]:
@@ -173,11 +183,14 @@ def _bubblewrap(bwrap: Path, trees: str, network: bool) -> Backend:
             system += ["--symlink", os.readlink(f"/{name}"), f"/{name}"]
         elif os.path.isdir(f"/{name}"):
             system += ["--ro-bind", f"/{name}", f"/{name}"]
+    site_folders = _site_folders(base)
     if _is_outside_usr(executable, base):
         folders["/opt/python"] = base
         executable = executable.replace(base, "/opt/python", 1)
+        site_folders = [path.replace(base, "/opt/python", 1) for path in site_folders]
         base = "/opt/python"
-    for alias in ("python", "python3"):
+    folders |= dict.fromkeys(site_folders, str(INSIDE / layers.SITE))
+    for alias in layers.ALIASES:
         system += ["--symlink", executable, f"/opt/bin/{alias}"]
     # A shared libpython is found through the host's linker cache or an absolute path; inside there is neither.
     libraries = f"{base}/lib" if sysconfig.get_config_var("Py_ENABLE_SHARED") else None

@@ -57,10 +57,7 @@ def main() -> int:
 def start(plan: dict, places: dict[str, str]) -> int:
     """Starts the zygote with the paths of its folders; returns its pid."""
     executable = os.path.join(places.get("python", "/"), plan["executable"])
-    programs = f"{places['scratch']}/{layers.PROGRAMS}"
-    os.mkdir(programs)
-    for alias in ("python", "python3"):
-        os.symlink(executable, f"{programs}/{alias}")
+    programs = layers.link_interpreter(executable, places["scratch"], places["inside"])
     environment = {**plan["environment"], "PATH": ":".join([programs, os.path.dirname(executable), *plan["path"]])}
     if plan["shared"]:
         environment["LD_LIBRARY_PATH"] = os.path.join(os.path.dirname(os.path.dirname(executable)), "lib")

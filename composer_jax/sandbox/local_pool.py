@@ -225,7 +225,7 @@ class LocalSandboxPool(AsyncCloseable):
         for name, tree in (("packages", plan.packages), ("tests", plan.tests), ("solution", plan.solution)):
             if tree is not None and (tree.base is None or tree.layers):
                 raise UserError(
-                    "packages and tests are mounted from a folder; make their tree with LocalSandboxPool.tree(folder)."
+                    f"the tree of {name} is mounted from a folder; make it with LocalSandboxPool.tree(folder)."
                 )
             if tree is not None and name != "packages" and not self.capabilities.can_mount_tests:
                 raise UserError(f"the sandbox backend {self.backend!r} cannot mount {name} at /{name}; use bubblewrap.")

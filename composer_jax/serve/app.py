@@ -104,7 +104,7 @@ def _endpoint(kind: type[Any], form: ModuleType) -> Handler:
     """The handler of a form of answers: a module with submit, complete and stream."""
 
     async def handle(service: Service, request: Request, client: Client) -> Response:
-        body = parse_body(kind, await read_body(request, service.limits))
+        body = parse_body(kind, await read_body(service, request))
         service.check_model(body.model)
         choices = await form.submit(service, body, client)
         if body.stream:
@@ -145,7 +145,7 @@ async def _models(service: Service, request: Request, client: Client) -> Respons
 
 
 async def _tokenize(service: Service, request: Request, client: Client) -> Response:
-    body = parse_body(TextBody, await read_body(request, service.limits))
+    body = parse_body(TextBody, await read_body(service, request))
     if (body.prompt is None) == (body.messages is None):
         raise ApiError("give either prompt or messages.")
     if body.messages is not None and (body.parse_special or body.add_special_tokens):
@@ -157,12 +157,12 @@ async def _tokenize(service: Service, request: Request, client: Client) -> Respo
             else await chat_completions.encode(service, body.messages, body.tools or [])
         )
     except UserError as error:
-        raise ApiError(str(error)) from error
+        raise service.prompt_error(error) from error
     return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": service.max_model_len})
 
 
 async def _detokenize(service: Service, request: Request, client: Client) -> Response:
-    body = parse_body(IdsBody, await read_body(request, service.limits))
+    body = parse_body(IdsBody, await read_body(service, request))
     if wrong := [i for i in body.tokens if not 0 <= i < service.text.config.vocab_size]:
         raise ApiError(
             f"{wrong[0]} is not a token id; those of the model are 0 to {service.text.config.vocab_size - 1}."

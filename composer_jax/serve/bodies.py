@@ -3,6 +3,7 @@
 Fields that change nothing of the answer (`user`, `metadata`, `store` and the like) are accepted and not read.
 """
 
+from functools import cached_property
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
@@ -14,6 +15,7 @@ from pydantic import (
     StrictInt,
     StrictStr,
     ValidationError,
+    field_validator,
     model_validator,
 )
 
@@ -24,6 +26,7 @@ from composer_jax.data.chat.sampling_params import MOST_TOP_LOGPROBS, SamplingPa
 from composer_jax.errors import UserError
 from composer_jax.sampler.weight_checksums import WeightChecksum
 from composer_jax.serve.errors import ApiError
+from composer_jax.serve.responses_input import ClientTool, read_client_tools
 
 MOST_CHOICES = 128
 MOST_STOPS, LONGEST_STOP = 32, 1000
@@ -47,7 +50,10 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "previous_response_id": (None,),
     "background": (None, False),
     "conversation": (None,),
-    "text": (None, {}, {"format": {"type": "text"}}),
+    "text": (None, {}),
+    "prompt": (None,),
+    "modalities": (None, [], ["text"]),
+    "context_management": (None, []),
     "min_tokens": (None, 0),
     "ignore_eos": (None, False),
     "bad_words": (None, []),
@@ -220,19 +226,47 @@ class CompletionBody(DetailedBody, PromptBody):
         return bool(self.echo) and self.n_top_logprobs is not None
 
 
+class TextOptions(BaseModel):
+    """Of a response's text. How long the model is to write (verbosity) is a hint that is not read."""
+
+    format: dict[str, Any] | None = None
+
+    @field_validator("format")
+    @classmethod
+    def _check_format(cls, value: Any) -> Any:
+        if value not in (None, {"type": "text"}):
+            raise ValueError('the engine writes text only; use {"type": "text"}')
+        return value
+
+
 class ResponsesBody(SamplingBody):
     """Of POST /v1/responses."""
 
     input: StrictStr | list[dict[str, Any]]
     instructions: StrictStr | None = None
+    text: TextOptions | None = None
+    include: list[StrictStr] | None = None
+    """What else the answer shall hold. Results of tools and encrypted reasoning are not made here and left out."""
     tools: list[dict[str, Any]] | None = None
     tool_choice: ToolChoice = None
     parallel_tool_calls: StrictBool | None = None
     max_output_tokens: StrictInt | None = None
 
+    @field_validator("include")
+    @classmethod
+    def _check_include(cls, include: list[str] | None) -> list[str] | None:
+        if "message.output_text.logprobs" in (include or ()):
+            raise ValueError("message.output_text.logprobs is not built; use /v1/chat/completions with logprobs")
+        return include
+
     @property
     def asked_tokens(self) -> int | None:
         return self.max_output_tokens
+
+    @cached_property
+    def client_tools(self) -> dict[str, ClientTool]:
+        """The tools that the model may call, by the names that it uses. Raises ApiError as `read_client_tools`."""
+        return read_client_tools([] if self.tool_choice == "none" else self.tools or [])
 
 
 class TextBody(PromptBody):
@@ -268,8 +302,10 @@ def parse_body(kind: type[BaseModel], data: bytes) -> Any:
     try:
         value = read_json(data.decode(), "the body's values")
         check_depth(value)
+    except UnicodeDecodeError as error:
+        raise ApiError(f"the body is not UTF-8 at byte {error.start}; send JSON in UTF-8.") from error
     except (ValueError, RecursionError) as error:
-        raise ApiError("the body is not JSON, or nested too deeply; send a JSON object.") from error
+        raise ApiError(f"{error}; correct the body.") from error
     if not isinstance(value, dict):
         raise ApiError("the body is not a JSON object; send {...}.")
     for field, neutral in NEUTRAL.items():
@@ -286,4 +322,5 @@ def _refusal(error: Exception) -> ApiError:
         return ApiError("the body is nested too deeply.")
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     place = ".".join(str(part) for part in first["loc"])
-    return ApiError(f"{place}: {first['msg']}.", param=str(first["loc"][0]) if first["loc"] else None)
+    reason = first["msg"].removeprefix("Value error, ")
+    return ApiError(f"{place}: {reason}.", param=str(first["loc"][0]) if first["loc"] else None)

@@ -15,7 +15,6 @@ from composer_jax.data.chat.messages import ToolCall
 from composer_jax.errors import UserError
 from composer_jax.sampler.policy import Sample, TopLogprobs
 from composer_jax.serve.bodies import ChatBody, DetailedBody, SamplingBody
-from composer_jax.serve.errors import CONTEXT_LENGTH, ApiError
 from composer_jax.serve.message_stream import MessageStream, ParsedMessage
 from composer_jax.serve.service import Choice, Client, Service
 from composer_jax.serve.token_details import chat_logprobs, cut_prompt, cut_top, prompt_logprobs, routed_experts
@@ -30,23 +29,13 @@ async def encode(service: Service, messages: list[dict[str, Any]], tools: list[d
     Raises ApiError for a conversation or tools that the model cannot answer, or that do not fit.
     """
     if len(messages) > MOST_MESSAGES:
-        raise ApiError(
-            f"the conversation has {len(messages)} messages; send at most {MOST_MESSAGES}.",
-            code=CONTEXT_LENGTH,
-            param="messages",
+        raise service.context_error(
+            f"the conversation has {len(messages)} messages, and the server reads {MOST_MESSAGES}", "messages"
         )
     try:
         return await asyncio.to_thread(service.text.encode_chat, messages, tools)
     except UserError as error:
-        raise refused_prompt(error, "messages") from error
-    except ValueError as error:
-        raise ApiError(f"{error}.", param="tools") from error
-
-
-def refused_prompt(error: UserError, param: str) -> ApiError:
-    """Returns the answer to a prompt that the model cannot take; clients know one that is too long by its code."""
-    overflows = "tokens, and the context of" in str(error)
-    return ApiError(str(error), code=CONTEXT_LENGTH if overflows else None, param=param)
+        raise service.prompt_error(error, "messages") from error
 
 
 async def submit(service: Service, body: ChatBody, client: Client) -> list[Choice]:

@@ -8,7 +8,7 @@ from typing import Any
 from composer_jax.errors import UserError
 from composer_jax.sampler.policy import Sample, SampleChunk
 from composer_jax.serve.bodies import CompletionBody
-from composer_jax.serve.chat_completions import details, event_text, finish_reason, new_id, refused_prompt, usage
+from composer_jax.serve.chat_completions import details, event_text, finish_reason, new_id, usage
 from composer_jax.serve.errors import ApiError
 from composer_jax.serve.message_stream import TextStream
 from composer_jax.serve.service import Choice, Client, Service
@@ -80,7 +80,7 @@ async def _encode(service: Service, prompt: str | list[int], body: CompletionBod
     try:
         return await asyncio.to_thread(service.text.encode_prompt, prompt, **body.encode_options())
     except UserError as error:
-        raise refused_prompt(error, "prompt") from error
+        raise service.prompt_error(error, "prompt") from error
 
 
 def _new_stream(service: Service, body: CompletionBody) -> TextStream:

@@ -52,7 +52,7 @@ async def _resume(service: Service, request: Request, client: Client) -> Respons
 
 
 async def _update_weights(service: Service, request: Request, client: Client) -> Response:
-    body = parse_body(WeightsBody, await read_body(request, service.limits))
+    body = parse_body(WeightsBody, await read_body(service, request))
     if service.load_weights is None:
         raise ApiError("a server over several processes cannot load weights; start it again with them.", status=501)
     if service.updating.locked():

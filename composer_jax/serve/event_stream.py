@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from composer_jax.serve.chat_completions import event_text
 from composer_jax.serve.errors import ApiError
-from composer_jax.serve.service import Choice, ServerLimits
+from composer_jax.serve.service import Choice, Service
 
 T = TypeVar("T")
 
@@ -65,15 +65,15 @@ async def unless_disconnected(receive: Callable[[], Awaitable[Any]], work: Corou
         await asyncio.gather(leaving, working, return_exceptions=True)
 
 
-async def read_body(request: Request, limits: ServerLimits) -> bytes:
+async def read_body(service: Service, request: Request) -> bytes:
     """Returns the body of a request. Raises ApiError if it is too large, or comes too slowly."""
-    parts, size = [], 0
+    limits, parts, size = service.limits, [], 0
     try:
         async with asyncio.timeout(limits.reader_seconds):
             async for part in request.stream():
                 size += len(part)
                 if size > limits.body_bytes:
-                    raise ApiError(f"the body is larger than {limits.body_bytes} bytes; send less.", status=413)
+                    raise service.context_error(f"the body is larger than {limits.body_bytes} bytes", status=413)
                 parts.append(part)
     except TimeoutError as error:
         raise ApiError(f"the body took longer than {limits.reader_seconds:g} s; send it faster.", status=408) from error

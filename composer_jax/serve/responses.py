@@ -1,37 +1,37 @@
 """POST /v1/responses: answers in the form of OpenAI's Responses API. Nothing is stored between two requests."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from composer_jax.data.chat.message_fields import check_fields, read_content
 from composer_jax.sampler.policy import Sample
 from composer_jax.serve.bodies import ResponsesBody
-from composer_jax.serve.chat_completions import call_rows, encode, event_text, new_id, new_stream, usage
+from composer_jax.serve.chat_completions import encode, event_text, new_id, new_stream, usage
 from composer_jax.serve.errors import ApiError
 from composer_jax.serve.message_stream import ParsedMessage
+from composer_jax.serve.responses_input import ClientTool, messages_of, tool_rows
 from composer_jax.serve.service import Choice, Client, Service
 
-ITEM_FIELDS = {
-    "message": ("role", "content", "phase", "end_turn"),
-    "function_call": ("call_id", "name", "arguments"),
-    "function_call_output": ("call_id", "output"),
-    "reasoning": ("content", "summary", "encrypted_content"),
+CALLED = {
+    "function_call": ("arguments", "response.function_call_arguments"),
+    "custom_tool_call": ("input", "response.custom_tool_call_input"),
 }
-"""Items of an input and their fields, beside type, id and status."""
+"""Items of calls: the field with what the model wrote, and the events in which it is sent."""
 
 
 async def submit(service: Service, body: ResponsesBody, client: Client) -> list[Choice]:
     """Queues a request; see Service.submit."""
     if body.n not in (None, 1):
         raise ApiError("a response has one answer; leave n out.", param="n")
-    return service.submit([await encode(service, _messages(body), _tool_rows(body))], body, client)
+    messages = await asyncio.to_thread(messages_of, body.instructions, body.input)  # there may be 100,000 items
+    return service.submit([await encode(service, messages, tool_rows(body.client_tools))], body, client)
 
 
 async def complete(service: Service, body: ResponsesBody, choices: Sequence[Choice]) -> dict[str, Any]:
     """Returns the answer to a request that is not streamed."""
     (sample,) = await service.finish(choices)
-    answer = new_stream(service, body, _tool_rows(body))
+    answer = new_stream(service, body, tool_rows(body.client_tools))
     answer.add(sample.tokens)
     _, message = answer.finish()
     items = [*_reasoning_items(message.reasoning), *_message_items(message, new_id("msg"), sample)]
@@ -49,7 +49,7 @@ async def stream(service: Service, body: ResponsesBody, choices: Sequence[Choice
 
     yield event("response.created", response=response)
     yield event("response.in_progress", response=response)
-    message_id, answer, is_open = new_id("msg"), new_stream(service, body, _tool_rows(body)), False
+    message_id, answer, is_open = new_id("msg"), new_stream(service, body, tool_rows(body.client_tools)), False
     reasoning, items, place = "", [], {}
     async for _, chunk in service.stream(choices):
         deltas = [answer.add(chunk.tokens)]
@@ -83,11 +83,12 @@ async def stream(service: Service, body: ResponsesBody, choices: Sequence[Choice
             yield event("response.output_item.done", output_index=0, item=item)
     calls = _call_items(body, message)
     for index, call in enumerate(calls, len(items)):
-        opened = {**call, "arguments": "", "status": "in_progress"}
+        field, kind = CALLED[call["type"]]
+        opened = {**call, field: "", "status": "in_progress"}
         yield event("response.output_item.added", output_index=index, item=opened)
         at = {"item_id": call["id"], "output_index": index}
-        yield event("response.function_call_arguments.delta", **at, delta=call["arguments"])
-        yield event("response.function_call_arguments.done", **at, name=call["name"], arguments=call["arguments"])
+        yield event(f"{kind}.delta", **at, delta=call[field])
+        yield event(f"{kind}.done", **at, name=call["name"], **{field: call[field]})
         yield event("response.output_item.done", output_index=index, item=call)
     whole = _end(response, [*items, *calls], sample, choices, body)
     yield event(f"response.{whole['status']}", response=whole)
@@ -161,81 +162,10 @@ def _reasoning_items(reasoning: str) -> list[dict[str, Any]]:
 
 def _call_items(body: ResponsesBody, message: ParsedMessage) -> list[dict[str, Any]]:
     calls = message.calls[:1] if body.parallel_tool_calls is False else message.calls
-    return [
-        {
-            "id": new_id("fc"),
-            "type": "function_call",
-            "status": "completed",
-            "call_id": row["id"],
-            "name": row["function"]["name"],
-            "arguments": row["function"]["arguments"],
-        }
-        for row in call_rows(calls)
-    ]
-
-
-def _messages(body: ResponsesBody) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    if body.instructions:
-        rows.append({"role": "system", "content": body.instructions})
-    if isinstance(body.input, str):
-        return [*rows, {"role": "user", "content": body.input}]
-    for number, item in enumerate(body.input, 1):
-        kind = item.get("type", "message")
-        if kind not in ITEM_FIELDS:
-            raise ApiError(f"input item {number} has the type {kind!r}, which is not supported.", param="input")
-        try:
-            check_fields(item, ("type", "id", "status", *ITEM_FIELDS[kind]), frozenset(), f"a {kind}")
-            _add_item(kind, item, rows)
-        except ValueError as error:
-            raise ApiError(f"input item {number}: {error}.", param="input") from error
-    return rows
-
-
-def _add_item(kind: str, item: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-    """Adds an item to the messages; thoughts, content and calls in a row are of one message of the model."""
-    if kind == "message":
-        row = {"role": item.get("role"), "content": _content(item.get("content"))}
-        if row["role"] == "assistant" and rows and rows[-1].keys() == {"role", "reasoning_content"}:
-            rows[-1] |= row
-        else:
-            rows.append(row)
-    elif kind == "function_call":
-        function = {"name": item.get("name"), "arguments": item.get("arguments")}
-        call = {"id": item.get("call_id"), "type": "function", "function": function}
-        if not rows or rows[-1]["role"] != "assistant":
-            rows.append({"role": "assistant"})
-        rows[-1].setdefault("tool_calls", []).append(call)
-    elif kind == "function_call_output":
-        rows.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": _content(item.get("output"))})
-    elif thoughts := _thoughts(item):
-        rows.append({"role": "assistant", "reasoning_content": thoughts})
-
-
-def _thoughts(item: dict[str, Any]) -> str:
-    """The text of a reasoning item: its content as `_reasoning_items` writes it, else its summary."""
-    parts = item.get("content") or item.get("summary") or []
-    if not parts and item.get("encrypted_content"):
-        raise ValueError("encrypted reasoning cannot be read")
-    thoughts = ("reasoning_text", "summary_text")
-    known = isinstance(parts, list) and all(isinstance(part, dict) and part.get("type") in thoughts for part in parts)
-    return _content([{**part, "type": "text"} for part in parts] if known else parts)
-
-
-def _content(content: Any) -> str:
-    text = read_content({"content": content})
-    if text is None:
-        raise ValueError("it has no content")
-    return text
-
-
-def _tool_rows(body: ResponsesBody) -> list[dict[str, Any]]:
-    """The tools that the model may call, in the form of a chat."""
     rows = []
-    for tool in [] if body.tool_choice == "none" else body.tools or []:
-        if tool.get("type") != "function":
-            raise ApiError(f"a tool has the type {tool.get('type')!r}; functions are supported.", param="tools")
-        rows.append(
-            {"type": "function", "function": {key: tool.get(key) for key in ("name", "description", "parameters")}}
-        )
+    for call in calls:
+        tool = body.client_tools.get(call.name) or ClientTool("function", call.name, None, {})
+        kind = "fc" if tool.kind == "function" else "ctc"
+        ids = {"id": new_id(kind), "status": "completed", "call_id": new_id("call")}
+        rows.append(ids | tool.call_fields(call))
     return rows

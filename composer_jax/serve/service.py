@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
-from composer_jax.data.chat.text_processor import TextProcessor
+from composer_jax.data.chat.text_processor import ContextOverflow, TextProcessor
 from composer_jax.errors import UserError
 from composer_jax.sampler.engine import Sampler
 from composer_jax.sampler.policy import Sample, SampleChunk
@@ -64,12 +64,12 @@ class Service:
         self,
         sampler: Sampler,
         text: TextProcessor,
-        name: str,
         limits: ServerLimits,
         load_weights: LoadWeights | None = None,
     ) -> None:
-        """name: of the model. The sampler serves while requests come."""
-        self.sampler, self.text, self.name, self.limits, self.load_weights = sampler, text, name, limits, load_weights
+        """The model is served under the name of `text`. The sampler serves while requests come."""
+        self.sampler, self.text, self.name, self.limits = sampler, text, text.name, limits
+        self.load_weights = load_weights
         self.records, self.metrics = SessionRecords(), ServerMetrics(sampler)
         self.created = int(time.time())
         self.records_sessions = False
@@ -93,6 +93,21 @@ class Service:
                 code="model_not_found",
                 param="model",
             )
+
+    def context_error(self, reason: str, param: str | None = None, *, status: int = 400) -> ApiError:
+        """Returns the answer to a request that does not fit into the context.
+
+        Clients know it by its code. LiteLLM, and with it mini-swe-agent and OpenHands, knows it by the first words.
+        """
+        most = f"This model's maximum context length is {self.max_model_len} tokens"
+        message = f"{most}; {reason}. Shorten the conversation, or ask for fewer tokens."
+        return ApiError(message, status=status, code=CONTEXT_LENGTH, param=param)
+
+    def prompt_error(self, error: UserError, param: str | None = None) -> ApiError:
+        """Returns the answer to a prompt that the model cannot take."""
+        if isinstance(error, ContextOverflow):
+            return self.context_error(f"the prompt has {error.n_tokens}", param)
+        return ApiError(f"{str(error).removesuffix('.')}.", param=param)
 
     def submit(self, prompts: Sequence[list[int]], body: SamplingBody, client: Client) -> list[Choice]:
         """Queues body.n requests for each prompt.
@@ -187,11 +202,7 @@ class Service:
         room = self.max_model_len - len(prompt)
         if room < 1 or (asked is not None and asked > room):
             answer = "" if asked is None else f" and the answer {asked}"
-            raise ApiError(
-                f"This model's maximum context length is {self.max_model_len} tokens; the prompt has "
-                f"{len(prompt)}{answer}. Shorten the conversation, or ask for fewer tokens.",
-                code=CONTEXT_LENGTH,
-            )
+            raise self.context_error(f"the prompt has {len(prompt)}{answer}")
         return room if asked is None else asked
 
     def _check_queue(self, n: int, client: Client) -> None:

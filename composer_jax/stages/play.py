@@ -31,8 +31,8 @@ def run_attempt(
     """Plays one episode of a policy on a task in a sandbox of this machine, and returns it graded.
 
     Blocks, also in a notebook. `composer_jax.agent.run_episode` is for code that has a session and sandboxes. Raises
-    UserError for a model without a chat format, or a task whose image is not on this machine or that
-    needs the network and does not get it.
+    UserError for a model without a chat format, for a task whose image is missing, and for one that needs the network
+    and does not get it.
 
     Args:
       seed: uint32; fixes what the policy samples.

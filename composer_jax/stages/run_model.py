@@ -113,7 +113,7 @@ class RunModel:
         return self.initial_weights(mesh) if before is None else self.weights_of(before, mesh)
 
     def utilisation(self, stage: str, loss: LanguageLossConfig) -> Utilisation | None:
-        """Returns what gives the steps of a stage their MFU; None on devices whose peak is not known."""
+        """Returns what computes the MFU of a stage's steps; None on devices whose peak is not known."""
         peak = total_peak(device.device_kind for device in self._mesh(stage).devices.flat)
         if peak is None:
             return None

@@ -15,6 +15,7 @@ from composer_jax.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from composer_jax.checkpoint.dtypes import require_float_dtype
 from composer_jax.checkpoint.weight_chain import WeightReceiver
 from composer_jax.checkpoint.weight_shards import as_tree
+from composer_jax.data.chat.text_processor import TextProcessor
 from composer_jax.errors import UserError
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.model_def import ModelDef
@@ -75,12 +76,16 @@ def serve(address: str, options: ServeOptions) -> None:
     use_compilation_cache()
     require_float_dtype(options.dtype)
     checkpoint = open_checkpoint(address)
-    text = checkpoint.text
+    text = checkpoint.text.named(options.name or checkpoint.name)
+    try:
+        text.tokenizer  # noqa: B018 - refuses a model without one
+    except UserError:
+        checkpoint.text.tokenizer  # noqa: B018 - tells whoever starts the server where the files are
+        raise
     config = sampler_config(options, checkpoint.config.max_context)
-    text.tokenizer  # noqa: B018 - refuses a model without one
     leads = process_count() == 1 or is_first_process()
     listening = _listen(options.host, options.port) if leads else None
-    sampler = _new_sampler(checkpoint, options, config)
+    sampler = _new_sampler(checkpoint, text, options, config)
     if listening is None:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)  # process 0 gets it, too, and ends what runs before it ends this one
@@ -88,9 +93,8 @@ def serve(address: str, options: ServeOptions) -> None:
         return
 
     load = ServedWeights(sampler, checkpoint.config, options.dtype, mtp=options.drafts == "mtp")
-    name = options.name or checkpoint.name
     local = options.host in LOCAL and not options.api_keys
-    service = Service(sampler, text, name, ServerLimits(), load if process_count() == 1 else None)
+    service = Service(sampler, text, ServerLimits(), load if process_count() == 1 else None)
     app = new_app(service, options.api_keys, options.control_key, LOCAL if local else ())
     server = uvicorn.Server(
         uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=GRACE_SECONDS, server_header=False)
@@ -98,21 +102,20 @@ def serve(address: str, options: ServeOptions) -> None:
     listening.listen()  # clients wait until the server has started, which takes the other processes, too
     host, port = listening.getsockname()[:2]
     print(
-        f"{name} listens on http://{host}:{port}/ (context of {config.max_model_len} tokens)",
+        f"{text.name} listens on http://{host}:{port}/ (context of {config.max_model_len} tokens)",
         file=sys.stderr,
         flush=True,
     )
     server.run([listening])
 
 
-def _new_sampler(checkpoint: Checkpoint, options: ServeOptions, config: SamplerConfig) -> Sampler:
+def _new_sampler(checkpoint: Checkpoint, text: TextProcessor, options: ServeOptions, config: SamplerConfig) -> Sampler:
     mesh = mesh_of_axes(options.axes)
     definition, params, router_bias = checkpoint.load(mesh, options.dtype, mtp=options.drafts == "mtp")
     dispatch = dispatch_without_drops(definition.config.dispatch)
     definition = ModelDef(
         dataclasses.replace(definition.config, cache_routing=options.returns_routing, dispatch=dispatch)
     )
-    text = checkpoint.text
     sampler = Sampler(definition, mesh, config, end_tokens=text.end_tokens, decode=text.tokenizer.decode)
     sampler.update(params, router_bias, version=0, copy=False)
     del params, router_bias

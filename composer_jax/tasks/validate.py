@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from composer_jax.errors import UserError
-from composer_jax.sandbox import Change, Sandbox, SandboxFileError, SandboxPool
+from composer_jax.sandbox import Change, Sandbox, SandboxFileError, SandboxKilled, SandboxPool
+from composer_jax.tasks.formats.harbor_dir import expand_variables
 from composer_jax.tasks.grader import CaseGrader
 from composer_jax.tasks.grading import changes_from_texts, grade, initial_changes
 from composer_jax.tasks.images import container_pool
@@ -15,7 +16,6 @@ from composer_jax.tasks.retry import apply_layers, retry_if_sandbox_dies
 from composer_jax.tasks.task import Task
 
 RUNS = 5
-SOLUTION_TIMEOUT_S = 600.0  # of solve.sh; Harbor's value
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Validation:
     @property
     def verdict(self) -> str:
         """One word: valid, solved (the untouched workspace scores), flaky (runs differ), wrong (the solution fails), or
-        unknown (no solution is known, or the task cannot be graded here)."""
+        unknown (no solution is known, the task cannot be graded here, or it kills its sandbox)."""
         if self.valid:
             return "valid"
         if len(set(self.nothing)) > 1 or len(set(self.gold)) > 1:
@@ -74,8 +74,8 @@ async def validate(
 ) -> list[Validation]:
     """Grades every task `runs` times untouched and `runs` times solved; returns results in the order of the tasks.
 
-    A task with an image is graded in its own containers. A task that cannot be graded here gets the verdict unknown,
-    with the reason as its detail, and does not stop the others.
+    A task with an image is graded in its own containers. A task that cannot be graded here, or whose tests or solution
+    kill the sandbox, gets the verdict unknown, with the reason as its detail, and does not stop the others.
 
     jobs: tasks at once. after_task: called with each result.
     """
@@ -89,7 +89,7 @@ async def validate(
                 else:
                     async with await asyncio.to_thread(container_pool, task, 1) as containers:  # may build the image
                         validation = await _validate(task, containers, runs)
-            except UserError as error:
+            except (UserError, SandboxKilled) as error:
                 validation = Validation(task.id, (), (), str(error))
             after_task(validation)
             return validation
@@ -121,10 +121,13 @@ async def _validate(task: Task, pool: SandboxPool, runs: int) -> Validation:
 async def run_solution(task: Task, pool: SandboxPool) -> tuple[dict[str, Change], str]:
     """Returns the changes that solution/solve.sh of a Harbor task leaves in the workspace, and what it complained of.
 
-    It runs as an agent's commands do, with the solution's folder at /solution. Raises what retry_if_sandbox_dies does.
+    It runs as an agent's commands do, with the solution's folder at /solution. Raises what retry_if_sandbox_dies does,
+    and UserError when its variables need one that the environment of this process lacks.
     """
-    variables = [f"{name}={value}" for name, value in task.metadata.get("solution_environment", {}).items()]
-    folders = (task.repository, task.packages, Path(task.metadata["solution"]))
+    folder = Path(task.metadata["solution"])
+    env = expand_variables(task.metadata["solution_environment"], f"{folder.with_name('task.toml')} [solution]")
+    variables = [f"{name}={value}" for name, value in env.items()]
+    folders = (task.repository, task.packages, folder)
     repository, packages, solution = [await pool.trees.get(folder) for folder in folders]
 
     async def acquire() -> Sandbox:
@@ -134,7 +137,7 @@ async def run_solution(task: Task, pool: SandboxPool) -> tuple[dict[str, Change]
     async def run(sandbox: Sandbox) -> tuple[dict[str, Change], str]:
         async with sandbox:
             script = ["env", *variables, "bash", "/solution/solve.sh"]
-            result = await sandbox.run(script, timeout_s=task.metadata.get("solution_timeout_s", SOLUTION_TIMEOUT_S))
+            result = await sandbox.run(script, timeout_s=task.metadata["solution_timeout_s"])
             last_line = (result.stderr.strip() or result.stdout.strip()).splitlines()[-1:] or ["nothing"]
             ended = f"; solve.sh ended with {result.outcome}, its last words: {last_line[0][:200]}"
             try:

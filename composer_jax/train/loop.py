@@ -21,6 +21,7 @@ from composer_jax.checkpoint.store import CheckpointStore
 from composer_jax.data.packing import UNREAD, PackedBatch
 from composer_jax.data.pipeline import BatchStream
 from composer_jax.errors import UserError
+from composer_jax.models.flops import document_lengths
 from composer_jax.observe.metrics import MetricsWriter
 from composer_jax.observe.progress import Progress
 from composer_jax.observe.step_trace import NO_TRACE, StepTrace
@@ -142,7 +143,7 @@ def fit(
       heldout_sources: name -> one pass over further held-out data, measured at the same steps as `heldout`, in columns
         heldout_NAME_nll and so on.
       evaluation: runs after every step that it is due at, and when the run goes on from the checkpoint of such a step.
-      trace: of some of the steps.
+      trace: traces its steps.
 
     An interrupt saves a checkpoint after the current step and its evaluation, a second one ends the run at once. A row
     is written when the next step has started (several processes: at once; gradients added by the host: when the next
@@ -208,8 +209,8 @@ class PendingRow(NamedTuple):
     step: int
     started: float
     """time.perf_counter() at its start."""
-    segments: np.ndarray
-    """Of its batch: integers [B,S], 0 is padding."""
+    lengths: np.ndarray
+    """Tokens of each document of its batch: integers [documents]."""
     tokens_so_far: int
     metrics: StepMetrics
 
@@ -273,8 +274,9 @@ class _FitRun:
         )
         self.position = self.stream.get_state()
         self.write_pending()
-        self.tokens += int(np.count_nonzero(batch.segments))
-        self.pending = PendingRow(step, started, batch.segments, self.tokens, metrics)
+        lengths = document_lengths(batch.segments)
+        self.tokens += int(lengths.sum())
+        self.pending = PendingRow(step, started, lengths, self.tokens, metrics)
         last = step == self.plan.steps
         evaluates = bool(self.heldouts) and (last or step % self.plan.evaluate_every == 0)
         # Several processes agree on interrupts by a collective after every step, which waits for the devices anyway.
@@ -295,9 +297,9 @@ class _FitRun:
         row = pending.metrics.fetch()
         now = time.perf_counter()
         seconds = now - max(pending.started, self.fetched)
-        row["tokens_per_s"] = np.count_nonzero(pending.segments) / seconds
+        row["tokens_per_s"] = float(pending.lengths.sum()) / seconds
         if self.plan.utilisation is not None:
-            row["mfu"] = self.plan.utilisation.mfu(pending.segments, seconds)
+            row["mfu"] = self.plan.utilisation.mfu(pending.lengths, seconds)
         row["tokens"] = pending.tokens_so_far
         self.fetched = now
         if evaluate:

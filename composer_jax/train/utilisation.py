@@ -6,13 +6,13 @@ from collections.abc import Iterable
 import numpy as np
 
 from composer_jax.models.config import ModelConfig
-from composer_jax.models.flops import document_lengths, training_flops
+from composer_jax.models.flops import training_flops
 from composer_jax.parallel.chips import peak_flops
 
 
 @dataclasses.dataclass(frozen=True)
 class Utilisation:
-    """What a training step computes, against what its devices can."""
+    """Computes the MFU of training steps."""
 
     config: ModelConfig
     peak: float
@@ -22,12 +22,11 @@ class Utilisation:
     trains_trunk: bool = True
     """Whether the rest has a backward pass."""
 
-    def mfu(self, segments_BS: np.ndarray, seconds: float) -> float:
-        """Returns the MFU of a step that took `seconds` on these documents; padding and recomputation do not count.
+    def mfu(self, lengths: np.ndarray, seconds: float) -> float:
+        """Returns the MFU of a step that took `seconds`; padding and recomputation do not count.
 
-        segments_BS: integers, the documents of each row numbered from 1; 0 is padding.
+        lengths: integers, the tokens of each document (models/flops.py: document_lengths).
         """
-        lengths = document_lengths(segments_BS)
         flops = training_flops(self.config, lengths, trains_mtp=self.trains_mtp, trains_trunk=self.trains_trunk)
         return flops / (seconds * self.peak)
 

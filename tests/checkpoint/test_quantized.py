@@ -187,7 +187,7 @@ def test_scales_that_are_powers_of_two_are_read_exactly(tmp_path):
 
 @pytest.mark.parametrize(
     "dtype",
-    # All of safetensors 0.8 that are no weights here, and one that there is not.
+    # All dtypes of safetensors 0.8 that weights cannot have here, and one that does not exist.
     "BOOL U8 I8 F8_E5M2 F8_E8M0 F8_E4M3FNUZ F8_E5M2FNUZ I16 U16 I32 U32 C64 I64 U64 F4 F6_E2M3 F6_E3M2 F9".split(),
 )
 def test_numbers_that_are_no_weights_are_refused_by_name(tmp_path, dtype):

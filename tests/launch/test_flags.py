@@ -296,10 +296,13 @@ def test_a_begun_run_needs_no_config(tmp_path):
     config, _ = flags.parse(["prog", "--config=tiny:smoke", f"--workdir={tmp_path}"])
     with Run(config, tmp_path):
         stored = json.loads((tmp_path / "config.json").read_bytes())["config"]
-    again, workdir = flags.parse(["prog", f"--workdir={tmp_path}", "--config.rl.steps=7"])
-    assert workdir == tmp_path and again.rl.steps == 7
+    arguments = ["prog", f"--workdir={tmp_path}", "--config.rl.steps=7", "--config.profile.steps=2:3"]
+    again, workdir = flags.parse(arguments)
+    assert workdir == tmp_path and again.rl.steps == 7 and again.profile.steps == "2:3"
     again.rl.steps = config.rl.steps
-    assert json.loads(json.dumps(again.to_dict())) == stored
+    # The folder does not hold the profile, so that a run may go on with another one.
+    assert json.loads(json.dumps(again.to_dict())) == stored | {"profile": {"steps": "2:3"}}
+    again.profile.steps = ""
     with Run(again, tmp_path) as run:  # the folder takes both for the same config
         assert run.config == run_config(config)
 

@@ -116,6 +116,25 @@ def test_bad_input_is_a_sentence_before_weights_are_read(folder, tmp_path, capsy
     assert "--control_key is also an --api_key" in said
 
 
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("tokenizer.json", None),
+        ("tokenizer.json", "{"),
+        ("tokenizer_config.json", "[]"),
+        ("generation_config.json", '{"temperature": "warm"}'),
+        ("generation_config.json", '{"eos_token_id": "end"}'),
+    ],
+)
+def test_who_starts_a_server_reads_where_the_file_is_that_cannot_be_used(tmp_path, capsys, file, content):
+    broken = write_base(tmp_path / "hidden-place" / "small")
+    (broken / file).unlink(missing_ok=True)
+    if content is not None:
+        (broken / file).write_text(content)
+    said = refusal(capsys, f"--checkpoint=hf:{broken}", "--name=agent", "--port=0")
+    assert str(broken) in said and "agent" not in said
+
+
 def test_a_server_opens_each_file_of_its_model_once(folder, monkeypatch):
     started = []
     monkeypatch.setattr(uvicorn.Server, "run", lambda server, sockets: started.append(sockets[0].close()))

@@ -312,7 +312,7 @@ MUTANTS = (
     Mutant(
         "episode.stale_folders",
         "composer_jax/agent/workspace.py",
-        "        self._folders = None\n        self.changes = dict(changes)\n",
+        "        self._totals = None\n        self.changes = dict(changes)\n",
         "        self.changes = dict(changes)\n",
         "Tools do not see the folders that a command made after the first listing.",
     ),

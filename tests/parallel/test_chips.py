@@ -13,6 +13,7 @@ from composer_jax.parallel.chips import peak_flops
         ("NVIDIA H100 80GB HBM3", 989e12),
         ("NVIDIA H100 PCIe", 756e12),
         ("NVIDIA A100-SXM4-40GB", 312e12),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None),
         ("Tesla T4", 65e12),
         ("Tesla V100-SXM2-16GB", 125e12),
         ("NVIDIA L40S", 362e12),

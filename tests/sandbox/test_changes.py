@@ -360,8 +360,9 @@ def test_trees_that_cannot_be_shown_are_named(pool, folder):
     async def go():
         async with await pool.acquire({}, pool.tree(folder)) as sandbox:
             snapshot = await sandbox.snapshot()
-            for shown in ({"packages": snapshot}, {"tests": snapshot}, {"tests": pool.tree()}):
-                with pytest.raises(UserError, match="mounted from a folder"):
+            for shown in ({"packages": snapshot}, {"tests": snapshot}, {"tests": pool.tree()}, {"solution": snapshot}):
+                (name,) = shown
+                with pytest.raises(UserError, match=f"the tree of {name} is mounted from a folder"):
                     await pool.acquire({}, **shown)
         with pytest.raises(UserError, match="network=True"):
             await pool.acquire({}, network=True)

@@ -61,7 +61,7 @@ def network_service(text, sampler):
     async def load(checkpoint, version):
         return weights()
 
-    return Service(sampler, text, "small", ServerLimits(body_bytes=1 << 20), load)
+    return Service(sampler, text.named("small"), ServerLimits(body_bytes=1 << 20), load)
 
 
 @pytest.fixture(scope="session")
@@ -73,11 +73,12 @@ def network_url(network_service):
 @pytest.fixture
 def scripted(text):
     """(write, limits, keys) -> context manager of (url, engine); write: context -> sampled ids."""
+    named = text.named("scripted")
 
     @contextlib.contextmanager
     def start(write, limits=None, api_keys=(), control_key="", delay=0.0):
         engine = ScriptedEngine(write, text.end_tokens, delay=delay)
-        service = Service(engine, text, "scripted", limits or ServerLimits())
+        service = Service(engine, named, limits or ServerLimits())
         with running(new_app(service, api_keys, control_key)) as url:
             yield url, engine
 

@@ -36,7 +36,7 @@ def test_a_tool_is_declared_called_and_answered(harmony):
         return chat.render_assistant("<think>\nI must read.\n</think>\n\nI look.", [READ])
 
     engine = ScriptedEngine(write, harmony.end_tokens)
-    with running(new_app(Service(engine, harmony, "gpt", ServerLimits()), ())) as url:
+    with running(new_app(Service(engine, harmony, ServerLimits()), ())) as url:
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
         options = dict(model="gpt", messages=ASK, tools=TOOLS)
         choice = client.chat.completions.create(**options).choices[0]
@@ -69,7 +69,7 @@ def test_a_message_with_two_calls_is_refused_with_a_sentence(harmony):
     function = {"name": "read", "arguments": "{}"}
     calls = [{"id": key, "type": "function", "function": function} for key in ("a", "b")]
     answers = [{"role": "tool", "tool_call_id": key, "content": "x"} for key in ("a", "b")]
-    with running(new_app(Service(engine, harmony, "gpt", ServerLimits()), ())) as url:
+    with running(new_app(Service(engine, harmony, ServerLimits()), ())) as url:
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
         with pytest.raises(openai.BadRequestError, match=r"a message has 2 calls \(read, read\)"):
             messages = [*ASK, {"role": "assistant", "content": "", "tool_calls": calls}, *answers]

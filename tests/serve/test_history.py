@@ -31,7 +31,7 @@ def thinking(tmp_path_factory):
         return chat.render_assistant("Done.", []) if is_answered else chat.render_assistant(PLAN, [CALL])
 
     engine = ScriptedEngine(write, text.end_tokens)
-    with running(new_app(Service(engine, text, "scripted", ServerLimits()))) as url:
+    with running(new_app(Service(engine, text.named("scripted"), ServerLimits()))) as url:
         yield url, engine, chat
 
 
@@ -101,11 +101,14 @@ def test_names_of_other_servers_are_read(ask, field):
     assert ask("/tokenize", {"messages": body["messages"]})[0] == 200
 
 
-@pytest.mark.parametrize("arguments", ["", "null", None, {}])
+@pytest.mark.parametrize("arguments", ["", "null", None, {}, " \n", "{}", " null ", "missing"])
 def test_a_call_without_arguments_is_one_with_none(ask, arguments):
-    assert ask("/v1/chat/completions", {"messages": [ASK, called(arguments), OUT], "tools": [READ]}) == (200, "")
-    assert '{"name": "read", "arguments": {}}' in ask.prompt()
+    message = called(arguments)
     item = {"type": "function_call", "call_id": "c1", "name": "read", "arguments": arguments}
+    if arguments == "missing":
+        del item["arguments"], message["tool_calls"][0]["function"]["arguments"]
+    assert ask("/v1/chat/completions", {"messages": [ASK, message, OUT], "tools": [READ]}) == (200, "")
+    assert '{"name": "read", "arguments": {}}' in ask.prompt()
     output = {"type": "function_call_output", "call_id": "c1", "output": "forty-two"}
     assert ask("/v1/responses", {"input": [ASK, item, output], "tools": [RESPONSES_TOOL]}) == (200, "")
     assert '{"name": "read", "arguments": {}}' in ask.prompt()
@@ -150,7 +153,7 @@ ITEM = {"type": "reasoning", "id": "rs_1", "summary": []}
             "input item 2: its content is not text",
         ),
         ("/v1/responses", [{"role": "user", "content": None}], "input item 2: it has no content."),
-        ("/v1/responses", [{"type": "web_search_call"}], "input item 2 has the type 'web_search_call'"),
+        ("/v1/responses", [{"type": "item_reference"}], "input item 2 has the type 'item_reference'"),
     ],
 )
 def test_what_is_not_understood_is_refused_by_name(ask, path, history, reason):

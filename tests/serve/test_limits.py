@@ -67,7 +67,7 @@ WRONG = {
 @pytest.fixture(scope="module")
 def client(text):
     app = new_app(
-        Service(ScriptedEngine(lambda context: [text.end_tokens[0]], text.end_tokens), text, "m", ServerLimits()),
+        Service(ScriptedEngine(lambda context: [text.end_tokens[0]], text.end_tokens), text.named("m"), ServerLimits()),
         (),
         CONTROL_KEY,
     )
@@ -120,7 +120,8 @@ def test_other_pages_and_methods_are_sentences(client):
 
 
 def test_pages_of_other_hosts_are_refused(text):
-    service = Service(ScriptedEngine(lambda context: [text.end_tokens[0]], text.end_tokens), text, "m", ServerLimits())
+    engine = ScriptedEngine(lambda context: [text.end_tokens[0]], text.end_tokens)
+    service = Service(engine, text.named("m"), ServerLimits())
     with TestClient(new_app(service, hosts=("localhost", "127.0.0.1")), "http://127.0.0.1:8000") as browser:
         own = {"origin": "http://127.0.0.1:8000"}
         assert browser.post("/v1/chat/completions", json=ASK, headers=own).status_code == 200
@@ -131,7 +132,7 @@ def test_pages_of_other_hosts_are_refused(text):
 
 def test_a_dead_engine_is_not_healthy(text):
     engine = ScriptedEngine(lambda context: [], text.end_tokens)
-    with TestClient(new_app(Service(engine, text, "m", ServerLimits()))) as client:
+    with TestClient(new_app(Service(engine, text.named("m"), ServerLimits()))) as client:
         assert client.get("/health").status_code == 200
         engine.error = RuntimeError("out of memory")
         answer = client.get("/health")
@@ -290,3 +291,32 @@ def test_how_control_tokens_are_read_is_true_or_false_and_of_a_prompt(client, fi
     for path in ("/tokenize", "/v1/chat/completions"):
         answer = client.post(path, json={"messages": ASK["messages"], field: True})
         assert answer.status_code == 400 and field in answer.json()["error"]["message"]
+
+
+def test_a_lone_surrogate_is_called_by_its_name(client):
+    for path in PATHS:
+        body = json.dumps(FIELDS[path] | {"note": {"a": ["It is \ud83d"]}})
+        answer = client.post(path, content=body)
+        is_refused(answer)
+        assert "the lone surrogate U+D83D after " in answer.json()["error"]["message"], path
+        assert "It is " in answer.json()["error"]["message"]
+    whole = json.dumps({"messages": [{"role": "user", "content": "\U0001f600"}]})
+    assert "\\ud83d\\ude00" in whole and client.post("/v1/chat/completions", content=whole).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b'{"prompt": "\xed\xa0\x80"}', "is not UTF-8 at byte 12"),
+        (b'{"prompt": "\xe9t\xe9"}', "is not UTF-8 at byte 12"),
+        (b'{"prompt": "x", "seed": NaN}', "NaN is not a number JSON can hold"),
+        (b'{"prompt": "x"', "Expecting ',' delimiter at character 14"),
+        (b'{"k": "\\udc00", "\\ud800": 1}', "U+DC00"),
+        (b'{"\\ud800": 1}', "U+D800"),
+    ],
+)
+def test_a_body_that_is_no_json_is_refused_with_its_reason(client, body, reason):
+    for path in PATHS:
+        answer = client.post(path, content=body)
+        is_refused(answer)
+        assert reason in answer.json()["error"]["message"]

@@ -41,13 +41,14 @@ def weights():
     return ModelDef(NETWORK).init(3)
 
 
-def write_base(folder: Path, *, added: int = 0, chat: str = "qwen") -> Path:
+def write_base(folder: Path, *, added: int = 0, chat: str = "qwen", template: str = "") -> Path:
     """Writes the folder of a published model.
 
     added: number of tokens that are added to its tokenizer.
     chat: its chat format, a name of tests.data.formats.TEMPLATES.
+    template: another template for the tokens of that format.
     """
     save_hf(str(folder), ModelDef(NETWORK), *weights())
-    tokens, template = TEMPLATES[chat]
+    tokens, published = TEMPLATES[chat]
     tokens = tokens | {f"<|extra_{i}|>": True for i in range(added)}
-    return write_folder(folder, tokenizer_json(tokens, TEXTS, vocab_size=480), template)
+    return write_folder(folder, tokenizer_json(tokens, TEXTS, vocab_size=480), template or published)

@@ -25,7 +25,10 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 KILLS, STALENESS = int(os.environ.get("KILLS", 1)), int(os.environ.get("STALENESS", 2))
 STEPS = 6
-OF_PROCESS = ("weight_gap", "time", "rollout_s", "sandbox_s", "train_s", "step_s", "compilations")
+OF_PROCESS = (
+    *("weight_gap", "time", "rollout_s", "sandbox_s", "train_s", "step_s", "compilations"),
+    *("groups_queued", "groups_playing"),  # at the end of the update, beside which groups are played
+)
 """Columns of metrics/rl.jsonl that depend on the clock or on what was compiled before, and the one that a resumption
 measures once more."""
 NO_SUITES = "--config.evaluate.during=()"

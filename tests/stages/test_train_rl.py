@@ -20,6 +20,7 @@ from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.errors import UserError
 from composer_jax.event_loop import EventLoop
 from composer_jax.observe.metrics import MetricsWriter, read_metrics
+from composer_jax.observe.step_trace import NO_TRACE
 from composer_jax.rl import rollout
 from composer_jax.rl.policy_update import UpdateResult
 from composer_jax.rl.workers.worker_setup import WorkerSetup
@@ -160,6 +161,7 @@ def train_rl(tmp_path, monkeypatch, request):
             services=services,
             interrupter=interrupter,
             metrics=lambda name: MetricsWriter(workdir.path / "metrics" / f"{name}.jsonl"),
+            trace=lambda stage: NO_TRACE,
         )
 
         def go(place=None, has_nan=False, every=(), heldout=""):

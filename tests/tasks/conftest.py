@@ -22,8 +22,12 @@ def pool():
 @pytest.fixture(scope="session")
 def packages(tmp_path_factory):
     """A folder as `pip install --target` makes it, with pytest as it is installed here."""
-    folder = tmp_path_factory.mktemp("packages")
-    for name in NEEDED:
+    return copy_installed(NEEDED, tmp_path_factory.mktemp("packages"))
+
+
+def copy_installed(names, folder):
+    """Copies the files of installed distributions to a folder, and returns it."""
+    for name in names:
         for file in importlib.metadata.files(name):
             source = Path(file.locate())
             if ".." not in file.parts and source.is_file():

@@ -121,6 +121,8 @@ def test_a_played_task_is_refused_before_a_sandbox_starts(monkeypatch):
     task = dataclasses.replace(generate("bugfix", "train", 0, 0), network=True)
     with pytest.raises(UserError, match="the task needs the network.*; network='host' gives"):
         run_attempt(task, policy=None, chat=object())
+    with pytest.raises(UserError, match="sandbox.network='hosts'; it is one of none, host"):
+        run_attempt(task, policy=None, chat=object(), network="hosts")
 
 
 def test_workers_get_the_network_of_the_run(monkeypatch):

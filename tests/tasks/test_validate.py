@@ -1,8 +1,10 @@
 """Validation: tasks that are valid, solved, wrong or unknown, and verdicts of rewards."""
 
 import asyncio
+import dataclasses
 
 from composer_jax.demo import bugfix
+from composer_jax.sandbox import SandboxKilled
 from composer_jax.tasks import SuiteGrader, Task
 from composer_jax.tasks.formats import ReadOptions, read_tasks
 from composer_jax.tasks.validate import Validation, gold_changes, validate
@@ -87,3 +89,19 @@ def test_a_task_that_cannot_be_graded_here_stops_no_other(pool, monkeypatch, tmp
     validations = asyncio.run(validate([with_image, good], pool, runs=1))
     assert [one.verdict for one in validations] == ["unknown", "valid"]
     assert "docker" in validations[0].detail
+
+
+def test_a_solution_that_kills_its_sandbox_stops_no_other_task(pool, monkeypatch, tmp_path):
+    solution = {"solution": str(tmp_path), "solution_timeout_s": 10.0, "solution_environment": {}}
+    killer, good = (
+        dataclasses.replace(bugfix.generate("train", 0, 0), metadata=solution),
+        generate("bugfix", "train", 0, 1),
+    )
+
+    async def run_solution(task, pool):
+        raise SandboxKilled("2 sandboxes died under the same command")
+
+    monkeypatch.setattr("composer_jax.tasks.validate.run_solution", run_solution)
+    validations = asyncio.run(validate([killer, good], pool, runs=1))
+    assert [one.verdict for one in validations] == ["unknown", "valid"]
+    assert validations[0].detail == "2 sandboxes died under the same command"

@@ -4,6 +4,7 @@ Lines that match nowhere as they are written are looked for as read_file shows t
 bytes, which the file then keeps.
 """
 
+import re
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -11,13 +12,15 @@ from composer_jax.agent.patches.file_text import BOM, ShownLines, fit_lines, lin
 from composer_jax.agent.similar_lines import describe_similar_lines
 from composer_jax.tasks.patches import Hunk, PatchError, split_lines
 
+_LINE = re.compile(r"[^\n]*\n|[^\n]+")
+
 
 def apply_hunks(text: str, hunks: Sequence[Hunk]) -> str:
     """The text with all hunks applied.
 
     A hunk is applied at its line number if its old lines are there, else at the only place behind the previous hunk
     where they are; hunks that all have line numbers are ordered by them. The text keeps its byte order mark unless the
-    old lines begin with it. Raises PatchError, which starts with "hunk N", if there is no such place or several.
+    old lines begin with it. Raises PatchError if there is no such place, or several; its sentence starts with "hunk N".
     """
     mark = BOM if text.startswith(BOM) and not any(line.startswith(BOM) for hunk in hunks for line in hunk.old) else ""
     file = _PatchedText(text.removeprefix(mark))
@@ -33,15 +36,35 @@ def apply_hunks(text: str, hunks: Sequence[Hunk]) -> str:
     return mark + after if after else after
 
 
+class _LineOffsets:
+    """A text and the offsets between its lines, which end with LF."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def after(self, lines: int) -> int | None:
+        """The offset after `lines` lines, the last of which may have no end; None if there are fewer."""
+        return self._ends[lines] if 0 <= lines < len(self._ends) else None
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        return [0, *(line.end() for line in _LINE.finditer(self.text))]
+
+
 class _PatchedText:
     """The text that hunks are applied to. Offsets called `at`, `low` and `start` are of the shown text."""
 
     def __init__(self, text: str) -> None:
         self.text = text
+        self._lines = _LineOffsets(text)
 
     @cached_property
     def shown(self) -> ShownLines:
         return ShownLines(self.text)
+
+    @cached_property
+    def _shown_lines(self) -> _LineOffsets:
+        return _LineOffsets(self.shown.text)
 
     def locate(self, done: int, hunk: Hunk, name: str) -> tuple[int, int, str]:
         """(start, end) of the replaced text behind offset `done` of the file, and the new text."""
@@ -55,13 +78,13 @@ class _PatchedText:
     def _replace(self, done: int, hunk: Hunk, name: str) -> tuple[int, int, str] | None:
         """The place of old lines as they are written, else as they are shown; None if there is none."""
         old, new = "".join(hunk.old), "".join(hunk.new)
-        start = _search(self.text, done, old, hunk, name)
+        start = _search(self._lines, done, old, hunk, name)
         if start is not None:
             return start, start + len(old), new
         shown = self.shown
         old_lines = [part for line in hunk.old for part in split_lines(line)]
         old = "".join(map(normal_line, old_lines))
-        at = _search(shown.text, shown.from_file(done), old, hunk, name)
+        at = _search(self._shown_lines, shown.from_file(done), old, hunk, name)
         if at is None:
             return None
         start, end = shown.to_file(at), shown.to_file(at + len(old))
@@ -75,7 +98,7 @@ class _PatchedText:
         return start, end, new
 
     def _insert(self, done: int, hunk: Hunk, name: str) -> tuple[int, int, str] | None:
-        """The place of a hunk without old lines; None if there is no line of its anchors."""
+        """The place of a hunk without old lines; None if its anchors are not in the text."""
         shown, new = self.shown, "".join(hunk.new)
         low = _skip_anchors(shown.text, shown.from_file(done), hunk.anchors)
         if low is None:
@@ -92,7 +115,7 @@ class _PatchedText:
     def _insertion(self, done: int, low: int, hunk: Hunk, name: str) -> int:
         """The offset of the file at which a hunk without old lines inserts."""
         if hunk.start is not None:
-            start = _line_offset(self.text, hunk.start)
+            start = self._lines.after(hunk.start)
             if start is not None and start >= done:
                 return start
             raise PatchError(
@@ -107,15 +130,15 @@ class _PatchedText:
 
     def _misfit(self, done: int, hunk: Hunk, name: str) -> PatchError:
         """What of a hunk is not in the text behind offset `done`, and what is similar."""
-        text = self.shown.text
-        start = self.shown.from_file(done)
-        for number, anchor in enumerate(hunk.anchors, 1):
-            if _skip_anchors(text, start, hunk.anchors[:number]) is None:
+        text, low = self.shown.text, self.shown.from_file(done)
+        for anchor in hunk.anchors:
+            below = _skip_anchors(text, low, (anchor,))
+            if below is None:
                 return PatchError(
                     f"{name} does not fit: no line starts with its @@ {anchor[:80]!r}; copy the line from the file, "
                     "or write @@ alone"
                 )
-        low = _skip_anchors(text, start, hunk.anchors) or 0
+            low = below
         old = [normal_line(part) for line in hunk.old for part in split_lines(line)]
         where = f" behind line {text.count(chr(10), 0, low)}" if low else ""
         lines = set(text[low:].split("\n"))
@@ -131,11 +154,12 @@ class _PatchedText:
         return PatchError(f"{name} does not fit: its old lines are not in the file{where}{which}{similar}")
 
 
-def _search(text: str, low: int, old: str, hunk: Hunk, name: str) -> int | None:
+def _search(lines: _LineOffsets, low: int, old: str, hunk: Hunk, name: str) -> int | None:
     """The offset of the old lines in a text, at `low` or behind it; None if they are not there.
 
     Raises PatchError if they are in several places.
     """
+    text = lines.text
     below = _skip_anchors(text, low, hunk.anchors)
     if below is None:
         return None
@@ -146,7 +170,7 @@ def _search(text: str, low: int, old: str, hunk: Hunk, name: str) -> int | None:
     if hunk.anchors and sum(hunk.edge_blanks) == len(hunk.old):  # context only if they are right below the anchors
         return low if text.startswith(old, low) and _ends_line(text, low + len(old)) else None
     if hunk.start is not None:
-        start = _line_offset(text, hunk.start - 1)
+        start = lines.after(hunk.start - 1)
         if start is not None and start >= low and text.startswith(old, start) and _ends_line(text, start + len(old)):
             return start
     starts: list[int] = []
@@ -158,8 +182,8 @@ def _search(text: str, low: int, old: str, hunk: Hunk, name: str) -> int | None:
                 break
         start = text.find(old, start + 1)
     if len(starts) > 1:
-        lines = " and ".join(str(text.count("\n", 0, start) + 1) for start in starts)
-        raise PatchError(f"{name} fits in several places, such as lines {lines}; give it more lines of context")
+        numbers = " and ".join(str(text.count("\n", 0, start) + 1) for start in starts)
+        raise PatchError(f"{name} fits in several places, such as lines {numbers}; give it more lines of context")
     return starts[0] if starts else None
 
 
@@ -182,16 +206,6 @@ def _starts_line(text: str, at: int) -> bool:
 
 def _ends_line(text: str, at: int) -> bool:
     return at == len(text) or text[at - 1] == "\n"
-
-
-def _line_offset(text: str, lines: int) -> int | None:
-    """The offset after `lines` lines, the last of which may have no end; None if there are fewer."""
-    at = 0
-    for _ in range(lines):
-        if at == len(text):
-            return None
-        at = text.find("\n", at) + 1 or len(text)
-    return at if lines >= 0 else None
 
 
 def _signs(hunk: Hunk) -> str:

@@ -42,7 +42,7 @@ def parse_patch(text: str) -> list[FilePatch]:
         return _parse_envelopes(lines, begin)
     if unified == len(lines) and any(_FILE.match(line.strip()) for line in lines):
         raise PatchError(f"the patch must start with {_BEGIN} and end with {_END}")
-    return parse_unified("\n".join(lines))
+    return _parse_diff(lines)
 
 
 def outdent_headers(text: str) -> str:
@@ -74,7 +74,10 @@ def _first_lines(lines: list[str]) -> Iterator[str]:
 
 
 def _beginnings(lines: list[str]) -> tuple[int, int]:
-    """The lines at which an envelope and a unified diff begin; the number of lines for one that is not there."""
+    """The lines at which an envelope and a unified diff begin.
+
+    For one that is not there, it is the number of lines.
+    """
     ends_line = (at for at, line in enumerate(lines) if line.rstrip().endswith(_BEGIN))
     begin = next((at for at, line in enumerate(lines) if _BEGIN_LINE.match(line)), next(ends_line, len(lines)))
     return begin, next((at for at in range(len(lines)) if starts_file(lines, at)), len(lines))
@@ -87,10 +90,22 @@ def _parse_envelopes(lines: list[str], begin: int) -> list[FilePatch]:
     while begin < len(lines):
         end = _find_end(lines, begin)
         patches += _parse_envelope(lines[begin:end])
-        begin = next((at for at in range(end, len(lines)) if lines[at].startswith(_BEGIN)), len(lines))
+        begin = next((at for at in range(end, len(lines)) if _BEGIN_LINE.match(lines[at])), len(lines))
         outside += lines[end:begin]
-    if stray := next(filter(_FILE.match, outside), None):
+    outside = [line.lstrip() for line in outside]
+    stray = next((line for at, line in enumerate(outside) if _FILE.match(line) or starts_file(outside, at)), None)
+    if stray is not None:
         raise PatchError(f"{stray[:80]!r} is not between {_BEGIN} and {_END}")
+    return patches
+
+
+def _parse_diff(lines: list[str]) -> list[FilePatch]:
+    """The patches of a unified diff, with which no header of an envelope is mixed."""
+    patches = parse_unified("\n".join(lines))
+    context = {line.removesuffix("\n") for patch in patches for hunk in patch.hunks for line in hunk.old}
+    stray = next((line for line in lines if _FILE.match(line.strip()) and line[1:] not in context), None)
+    if stray is not None:
+        raise PatchError(f"{stray[:80]!r} is in a unified diff; write one patch from {_BEGIN} to {_END}, or one diff")
     return patches
 
 
@@ -111,7 +126,7 @@ def _parse_envelope(lines: list[str]) -> list[FilePatch]:
     """The patches of the lines from *** Begin Patch up to *** End Patch."""
     at = _skip_blank(lines, 1)
     if at < len(lines) and starts_file(lines, at):  # a unified diff in an envelope
-        return parse_unified("\n".join(lines[at:]))
+        return _parse_diff(lines[at:])
     patches: list[FilePatch] = []
     while at < len(lines):
         header = _FILE.match(lines[at])
@@ -189,7 +204,10 @@ def _ends_hunk(line: str) -> bool:
 
 
 def _parse_line(path: str, number: int, line: str) -> tuple[str, str]:
-    """(sign, line) of a line of a hunk; no sign for a blank line, unless it has that of context and nothing else."""
+    """(sign, line) of a line of a hunk.
+
+    A blank line has no sign, unless it is the sign of context and nothing else.
+    """
     sign = line[0] if line.strip() or line in (" ", " \r") else ""
     if sign not in ("", " ", "+", "-"):
         raise PatchError(f"hunk {number} of {path} has a line that starts with neither blank, + nor -: {line[:80]!r}")

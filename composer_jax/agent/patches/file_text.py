@@ -72,7 +72,10 @@ class ShownLines:
         return self._starts[line] + at - self._file_starts[line]
 
     def line_end_at(self, at: int) -> str:
-        """The end of the line before an offset of the shown text, else of the first line that has one, else ""."""
+        """The end of the line before an offset of the shown text.
+
+        Where that line has none, it is that of the first line, and "" if that has none either.
+        """
         line = bisect_right(self._starts, at) - 1
         near = self.lines[max(0, line - 1) : line] + self.lines[:1]
         return next((end for end in map(line_end, near) if end), "")
@@ -89,7 +92,10 @@ def normal_line(line: str) -> str:
 
 
 def line_end_near(text: str, at: int) -> str:
-    """The first line end of a text at an offset or behind it, else the first of the text, else ""."""
+    """The first line end at an offset or behind it.
+
+    Where there is none, it is the first of the text, and "" if the text has none.
+    """
     end = _LINE_END.search(text, at) or _LINE_END.search(text)
     return end[0] if end else ""
 

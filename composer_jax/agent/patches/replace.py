@@ -1,4 +1,7 @@
-"""Replacement of a text that occurs once in a file, which keeps its line ends and the bytes that are not UTF-8."""
+"""Replacement of a text that occurs once in a file.
+
+The file keeps its line ends and its bytes that are not UTF-8.
+"""
 
 import re
 
@@ -13,7 +16,7 @@ from composer_jax.agent.patches.file_text import (
     with_bytes_of,
     with_line_ends,
 )
-from composer_jax.agent.similar_lines import MAX_OCCURRENCES, describe_similar_lines, line_numbers
+from composer_jax.agent.similar_lines import MAX_OCCURRENCES, describe_similar_lines, line_number, line_numbers
 from composer_jax.tasks.patches import PatchError, diff_lines, split_lines
 
 _MAX_COMPARED = 40_000  # pairs of lines; diff_lines is more than quadratic where lines are repeated
@@ -44,7 +47,7 @@ def replace_once(path: str, text: str, old: str, new: str) -> tuple[str, int]:
     if inserted == text[start:end]:
         raise PatchError("old and new differ in line ends only, which stay those of the file; change them with shell")
     _refuse_half_characters(path, text, start, end, inserted)
-    return text[:start] + inserted + text[end:], text.count("\n", 0, start) + 1
+    return text[:start] + inserted + text[end:], line_number(text, start)
 
 
 def _find_once(path: str, text: str, old: str) -> int | None:
@@ -73,7 +76,10 @@ def _fit(replaced: str, new: str, old: str, above: str, open_end: bool) -> str:
 
 
 def _align(old: list[str], new: list[str]) -> str:
-    """The signs of the hunk that turns the lines `old` into `new`; those of all lines where there are too many."""
+    """The signs of the hunk that turns the lines `old` into `new`.
+
+    Where there are too many lines to compare, all of `old` are removed and all of `new` added.
+    """
     if len(old) * len(new) > _MAX_COMPARED:
         return "-" * len(old) + "+" * len(new)
     signs, done = "", 0

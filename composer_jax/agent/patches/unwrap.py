@@ -51,7 +51,10 @@ def _dedent(before: str, patch: str) -> str:
 
 
 def _json_patch(text: str) -> str | None:
-    """The only string with a patch in a JSON value, or in a string without its quotes; None for other texts."""
+    """The only string with a patch in a JSON value; None for other texts.
+
+    The quotes around a value that is a string may be missing.
+    """
     is_value = text.lstrip().startswith(("{", "[", '"'))
     if not is_value and ("\n" in text or "\\n" not in text):
         return None

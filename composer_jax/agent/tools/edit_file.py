@@ -7,7 +7,7 @@ from composer_jax.agent.tools.paths import refuse_links, resolve_file, resolve_p
 from composer_jax.agent.tools.schema import ToolError
 from composer_jax.agent.tools.tool import PATH, Tool, object_schema
 from composer_jax.agent.workspace import Workspace
-from composer_jax.tasks.patches import PatchError
+from composer_jax.tasks.patches import PatchError, split_lines
 
 
 async def edit_file(workspace: Workspace, path: str, old: str = "", new: str = "", delete: bool = False) -> str:
@@ -26,7 +26,7 @@ async def edit_file(workspace: Workspace, path: str, old: str = "", new: str = "
     except PatchError as error:
         raise ToolError(str(error)) from error
     workspace.write(path, data)
-    last = first + new.removesuffix("\n").count("\n")
+    last = first + (new.removesuffix("\n").count("\n") if "\n" in after else len(split_lines(new)) - 1)
     return f"edited {path}: lines {first} to {last} are new" if new else f"edited {path}: text at line {first} is gone"
 
 

@@ -66,7 +66,8 @@ class ChatFormat(ABC):
         The same ids result turn by turn: the rendered beginning, then `generation_prompt`, `render_assistant`, and
         `bridge` or `close` and `user`. A last message of the model ends with one of `end_tokens`.
 
-        Raises ValueError for calls that `render_assistant` refuses, and for answers without a call.
+        Raises ValueError for calls that `render_assistant` refuses, answers without a call, and messages of the system
+        that the format cannot write where they are.
         """
 
     @abstractmethod

@@ -63,8 +63,8 @@ class ModelTurn:
     call_ids: list[str | None]
     answers: dict[int, str] = field(default_factory=dict)
     """Results by the place of the call."""
-    users: list[str | tuple[int, ...]] = field(default_factory=list)
-    """Messages of the user that follow: their text, or their token ids."""
+    later: list[Message | tuple[int, ...]] = field(default_factory=list)
+    """Messages of the user that follow, or their token ids, and those of the system, which training refuses."""
 
 
 @dataclass(frozen=True)
@@ -84,10 +84,10 @@ class TrainingConversation:
 def read_conversation(row: Any) -> TrainingConversation:
     """Parses a row. Raises ValueError with a reason that names the message by its number, from 1."""
     read = read_row(row)
-    prompt, turns = _read_all(read.messages)
+    prompt, turns = _read_all(read.messages, trains=True)
     if not turns:
         raise ValueError("no message is the model's, so there is nothing to train on")
-    if turns[-1].users:
+    if turns[-1].later:
         raise ValueError("the conversation ends with a user; the last message must be the model's")
     if not any(turn.trained for turn in turns):
         raise ValueError("no message of the model is to be trained")
@@ -97,25 +97,27 @@ def read_conversation(row: Any) -> TrainingConversation:
 
 def read_messages(rows: Sequence[Mapping[str, Any]]) -> list[Message | AssistantMessage]:
     """Parses a conversation that the model is to answer. Raises ValueError with a reason that names the message."""
-    prompt, turns = _read_all(rows)
+    prompt, turns = _read_all(rows, trains=False)
     messages: list[Message | AssistantMessage] = [*prompt]
     for turn in turns:
         messages += [turn.message, *(Message("tool", turn.answers[place]) for place in sorted(turn.answers))]
-        for user in turn.users:
-            if not isinstance(user, str):
+        for message in turn.later:
+            if not isinstance(message, Message):
                 raise ValueError("a message of the user has token_ids, which only training reads; leave them out")
-            messages.append(Message("user", user))
+            messages.append(message)
     if turns and len(turns[-1].answers) < len(turns[-1].message.calls):
         raise ValueError("the last tool calls have no answers")
     return messages
 
 
-def _read_all(messages: Sequence[Any]) -> tuple[list[Message], list[ModelTurn]]:
+def _read_all(messages: Sequence[Any], *, trains: bool) -> tuple[list[Message], list[ModelTurn]]:
     prompt: list[Message] = []
     turns: list[ModelTurn] = []
     for number, message in enumerate(messages, 1):
         try:
             _add(message, prompt, turns)
+            if trains and turns and read_role(message) == "system":
+                raise ValueError("a message of the system comes after one of the model; it belongs at the beginning")
         except ValueError as error:
             raise ValueError(f"message {number}: {error}") from error
     return prompt, turns
@@ -150,10 +152,10 @@ def conversation_trace(conversation: TrainingConversation, chat: ChatFormat) -> 
         for answer, piece in zip(answers, pieces, strict=False):
             _check_written(answer, _letters(chat.answer_text(piece)))
         after = [i for piece in pieces for i in piece]
-        for user in turn.users:
-            if not isinstance(user, str) and not exact:
+        for user in turn.later:
+            if not isinstance(user, Message) and not exact:
                 raise ValueError("a message of the user has token ids of another tokenizer")
-            after += chat.user([user], follows=[*sampled, *after])
+            after += chat.user([user.content if isinstance(user, Message) else user], follows=[*sampled, *after])
         ids += [*chat.generation_prompt, *sampled, *after]
         trained += [False] * len(chat.generation_prompt) + [turn.trained] * len(sampled) + [False] * len(after)
     end = len(trained) - trained[::-1].index(True)
@@ -202,16 +204,14 @@ def _add(message: Any, prompt: list[Message], turns: list[ModelTurn]) -> None:
         if ids is not None:
             raise ValueError("token_ids are read after the first message of the model; leave them out here")
         prompt.append(Message(role, content))
-    elif role == "system":
-        raise ValueError("a message of the system comes after one of the model; it belongs at the beginning")
     else:
-        turns[-1].users.append(content if ids is None else ids)
+        turns[-1].later.append(Message(role, content) if ids is None else ids)
 
 
 def _answer(message: Mapping[str, Any], turns: list[ModelTurn]) -> None:
     """Adds the answer to a call: to the one that it names, or to the first without an answer."""
     turn = turns[-1] if turns else None
-    if turn is None or turn.users or len(turn.answers) == len(turn.message.calls):
+    if turn is None or turn.later or len(turn.answers) == len(turn.message.calls):
         raise ValueError("it is the answer of a tool, and no call waits for one")
     key = message.get("tool_call_id")
     waiting = [place for place in range(len(turn.call_ids)) if place not in turn.answers]

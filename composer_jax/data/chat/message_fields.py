@@ -6,7 +6,14 @@ A field that is absent, null or empty says nothing: tables (Parquet) give every 
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from composer_jax.data.chat.messages import MalformedToolCall, ToolCall, check_call, compact_json, read_json
+from composer_jax.data.chat.messages import (
+    MalformedToolCall,
+    ToolCall,
+    check_call,
+    compact_json,
+    lone_surrogate,
+    read_json,
+)
 from composer_jax.data.chat.thinking import join_thinking
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -186,4 +193,4 @@ def _check_unicode(text: str, what: str) -> None:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise ValueError(f"{what} half of a surrogate pair") from error
+        raise ValueError(f"{what} {lone_surrogate(error)}") from error

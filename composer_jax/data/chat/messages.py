@@ -70,12 +70,18 @@ def read_json(text: str, what: str, *, strict: bool = True) -> Any:
     except json.JSONDecodeError as error:
         raise ValueError(f"{what} are not JSON: {error.msg} at character {error.pos}") from error
     except UnicodeEncodeError as error:
-        raise ValueError(f"{what} hold half of a surrogate pair") from error
+        raise ValueError(f"{what} hold {lone_surrogate(error)}") from error
     except RecursionError as error:
         raise ValueError(f"{what} are nested too deeply") from error
     except ValueError as error:
         raise ValueError(f"{what} are not JSON: {error}") from error
     return value
+
+
+def lone_surrogate(error: UnicodeEncodeError) -> str:
+    """Names a character that UTF-8 does not have, by its code and the text before it."""
+    code, before = ord(error.object[error.start]), error.object[max(0, error.start - 30) : error.start]
+    return f"half of a surrogate pair (the lone surrogate U+{code:04X} after {before!r})"
 
 
 def _finite(digits: str) -> float:

@@ -157,6 +157,7 @@ class TemplateFormat(ChatFormat):
         tools = list(tools)
         mark = self._mark(messages, tools)
         dicts, declared = self._dicts(messages, tools, mark)
+        self._check_system(dicts, declared)
         ids: list[int] = []
         tail: list[int] = []  # what follows the end token of the model's last message
         before = ""
@@ -176,6 +177,20 @@ class TemplateFormat(ChatFormat):
                 sampled, tail = self._split(added)
                 ids[length:] = sampled
         return [*ids, *self._last_end(dicts)]
+
+    def _check_system(self, dicts: Dicts, declared: Dicts) -> None:
+        """Raises ValueError if the template leaves out a message of the system where there are several, as many do."""
+        anchors = {at: f"{_ANCHOR}{at}x" for at, message in enumerate(dicts) if message["role"] == "system"}
+        if not any(anchors):  # there is none, or only one at the beginning
+            return
+        anchored = [{**message, "content": anchors.get(at, message["content"])} for at, message in enumerate(dicts)]
+        text = self.template.text(anchored, declared, False)
+        for at, anchor in anchors.items():
+            if anchor not in text:
+                raise ValueError(
+                    f"the chat template of {self.template.name} leaves out the message of the system "
+                    f"{dicts[at]['content'][:60]!r}; put its text into the first message, or into one of the user"
+                )
 
     def _last_end(self, dicts: Dicts) -> list[int]:
         """The id that ends a conversation whose last message is the model's, if the template ends no message."""

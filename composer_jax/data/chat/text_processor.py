@@ -5,11 +5,13 @@ It reads no weights, so a prompt can be refused before they are loaded.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 
-from composer_jax.data.chat.chat_format import ChatFormat, Message
+from composer_jax.data.chat.chat_format import ChatFormat, Conversation, Message, ToolSpec
 from composer_jax.data.chat.control_text import ControlText
 from composer_jax.data.chat.conversations import assistant_row, read_messages, read_tools, text_row
 from composer_jax.data.chat.load_chat_format import (
@@ -63,6 +65,26 @@ class FilesInMemory:
             raise UserError(f"{self.name}/{file} cannot be read ({error}); download it again") from error
 
 
+@dataclasses.dataclass(frozen=True)
+class _NamedFiles:
+    """TextFiles under another name."""
+
+    files: TextFiles
+    name: str
+
+    def text(self, file: str) -> str | None:
+        """See TextFiles.text."""
+        return self.files.text(file)
+
+
+class ContextOverflow(UserError):
+    """A prompt of `n_tokens` tokens that leaves no room for an answer."""
+
+    def __init__(self, message: str, n_tokens: int) -> None:
+        super().__init__(message)
+        self.n_tokens = n_tokens
+
+
 class TextProcessor:
     """The text side of a model. Tokenizer and chat format load on first use; a model may lack either.
 
@@ -71,6 +93,15 @@ class TextProcessor:
 
     def __init__(self, files: TextFiles, config: ModelConfig, name: str) -> None:
         self.files, self.config, self.name = files, config, name
+
+    def named(self, name: str) -> TextProcessor:
+        """Returns the text side of the same model, whose errors call it `name` instead of naming its files' place.
+
+        The generation defaults are read before, so that an error about them says where their file is.
+        """
+        named = TextProcessor(_NamedFiles(self.files, name), self.config, name)
+        named.defaults = self.defaults
+        return named
 
     @functools.cached_property
     def tokenizer(self) -> TextTokenizer:
@@ -118,8 +149,8 @@ class TextProcessor:
           parse_special: whether the control tokens that the text spells are those tokens, instead of characters.
           add_special_tokens: whether the id with which texts begin is put before it, unless it is there.
 
-        Raises UserError for an empty prompt, one that fills the context, ids that the network does not have, or
-        `parse_special` with our own tokenizer, whose control tokens have no spelling.
+        Raises ContextOverflow for a prompt that fills the context, UserError for an empty one, ids that the network
+        does not have, or `parse_special` with our own tokenizer, whose control tokens have no spelling.
         """
         if not isinstance(prompt, str):
             return self._check(list(prompt))
@@ -129,28 +160,45 @@ class TextProcessor:
         bos = self.tokenizer.bos if add_special_tokens else None
         return self._check(ids if bos is None or ids[:1] == [bos] else [bos, *ids])
 
-    def _encode_control(self, prompt: str) -> list[int]:
+    @functools.cached_property
+    def _control(self) -> ControlText:
         if not isinstance(self.tokenizer, ModelTokenizer):
             raise UserError(
                 f"the control tokens of {self.name} cannot be spelled; send their ids, or no parse_special."
             )
-        control = ControlText(self.tokenizer)
-        return control.ids(prompt, control.mark(prompt), before="")
+        return ControlText(self.tokenizer)
+
+    def _encode_control(self, prompt: str) -> list[int]:
+        return self._control.ids(prompt, self._control.mark(prompt), before="")
 
     def encode_chat(self, messages: Messages, tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         """Returns the ids of a conversation and of the beginning of the model's answer.
 
         tools: declarations in OpenAI's form.
 
-        Raises UserError for an empty conversation or message, one that the model ends, one that fills the context, or
-        calls without answers.
+        Messages of the system stay where they are if the format writes them there. Several at the beginning become one
+        message if it does not; any other is refused.
+
+        Raises ContextOverflow for a conversation that fills the context, UserError for an empty one, an empty message,
+        a last message of the model, or calls without answers.
         """
         conversation = as_conversation(messages)
         try:
-            rendered = self.chat_format.render(conversation, read_tools(list(tools)))
+            rendered = self._render(conversation, read_tools(list(tools)))
         except ValueError as error:
             raise UserError(f"the conversation cannot be written: {error}") from error
         return self._check([*rendered, *self.chat_format.generation_prompt])
+
+    def _render(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> list[int]:
+        """Renders a conversation; a format that writes one message of the system gets the first ones as one."""
+        try:
+            return self.chat_format.render(conversation, tools)
+        except (ValueError, UserError):
+            first = list(itertools.takewhile(lambda message: getattr(message, "role", "") == "system", conversation))
+            if len(first) < 2:
+                raise
+        joined = Message("system", "\n\n".join(message.content for message in first))
+        return self.chat_format.render([joined, *conversation[len(first) :]], tools)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the text of sampled ids without end tokens; other control tokens are shown by name."""
@@ -160,9 +208,10 @@ class TextProcessor:
         if not ids:
             raise UserError("the prompt is empty; give at least one token.")
         if len(ids) >= self.config.max_context:
-            raise UserError(
+            raise ContextOverflow(
                 f"the prompt has {len(ids)} tokens, and the context of {self.name} holds {self.config.max_context}, "
-                "the answer included; shorten it."
+                "the answer included; shorten it.",
+                len(ids),
             )
         for i in ids:
             if not 0 <= i < self.config.vocab_size:

@@ -4,22 +4,27 @@ import hashlib
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from composer_jax.data.corpus import split_position
 from composer_jax.data.prepare.config import PrepareConfig
-from composer_jax.data.prepare.filters import reason_by_path
+from composer_jax.data.prepare.filters import POINTER_STARTS, reason_by_path
 from composer_jax.data.prepare.git_repository import BlobReader, read_commits
 from composer_jax.data.prepare.languages import DIFF, TEXT, Language, language_of
 from composer_jax.data.prepare.plan import Part, WorkUnit
 from composer_jax.data.row_files import RawRow, read_json_range, read_parquet_range
 from composer_jax.data.tokenizer import encodable
 from composer_jax.errors import UserError
+from composer_jax.git import UnreadableRepository
 
 _SECTION = re.compile(rb"^diff --git ", re.MULTILINE)
+_LINK_MODE = re.compile(rb"^(?:(?:new|old|new file|deleted file) mode|index \S+) 1[26]0000$", re.MULTILINE)
+_STARTS = b"|".join(map(re.escape, POINTER_STARTS))
+_POINTER = re.compile(rb"-[01](,\d+)? \+[01](,\d+)? @@\n([ -]|([-\\].*\n)*[ +])(%b)" % _STARTS)
+"""A hunk behind its "@@ ", of a file whose first line is, was or becomes that of a pointer."""
 _INDEX_LINE = re.compile(rb"^index [0-9a-f]+\.\.[0-9a-f]+.*\n", re.MULTILINE)  # names blobs that the diff does not show
 
 
@@ -45,8 +50,7 @@ def read_candidates(unit: WorkUnit, config: PrepareConfig) -> Iterator[DocumentC
     """Yields the candidates of a unit. Raises UserError for a repository or file of rows that cannot be read."""
     ordinals = itertools.count()
     for part in unit.parts:
-        read = {"folder": _folder, "git": _git, "commits": _commits, "jsonl": _rows, "parquet": _rows}[part.kind]
-        yield from read(part, config, ordinals)
+        yield from _READERS[part.kind](part, config, ordinals)
 
 
 def is_heldout(part: Part, path: str, config: PrepareConfig) -> bool:
@@ -86,28 +90,40 @@ def _commits(part: Part, config: PrepareConfig, ordinals: Iterator[int]) -> Iter
     def is_trained(path: str) -> bool:
         return reason_by_path(path, language_of(path), config.languages) is None and not is_heldout(part, path, config)
 
-    for commit in read_commits(Path(part.root), part.commit, part.entries[0][0], config.commit_bytes):
-        text = b"" if commit.diff is None else _commit_text(commit.message, commit.diff, is_trained)
-        reason = "too large" if commit.diff is None else None if text else "no training file"
-        yield DocumentCandidate(next(ordinals), part, commit.id, DIFF, len(text), False, reason, text.__bytes__)
+    try:
+        for commit in read_commits(Path(part.root), part.commit, part.entries[0][0], config.commit_bytes):
+            text = b"" if commit.diff is None else _commit_text(commit.message, commit.diff, is_trained)
+            reason = commit.reason or (None if text else "no training file")
+            yield DocumentCandidate(next(ordinals), part, commit.id, DIFF, len(text), False, reason, text.__bytes__)
+    except UnreadableRepository:
+        yield DocumentCandidate(next(ordinals), part, part.commit, DIFF, 0, False, "incomplete history", bytes)
+
+
+def _left_out(part: Part, config: PrepareConfig, ordinals: Iterator[int]) -> Iterator[DocumentCandidate]:
+    for path, num_bytes, reason in part.entries:
+        yield DocumentCandidate(next(ordinals), part, path, TEXT, num_bytes, False, reason, bytes)
 
 
 def _commit_text(message: bytes, diff: bytes, is_trained: Callable[[str], bool]) -> bytes:
     """Returns the message, an empty line and the diff; b"" if no file of the diff is trained on.
+
+    Links and pointers of git-lfs are not files here.
 
     Args:
       diff: the output of git with the prefixes a/ and b/, and without renames.
       is_trained: whether a path may be trained on; changes of other files are left out, as are binary ones.
     """
     starts = [match.start() for match in _SECTION.finditer(diff)]
-    sections = [diff[start:end] for start, end in zip(starts, [*starts[1:], len(diff)], strict=True)]
+    sections = [diff[start:end] for start, end in itertools.pairwise([*starts, len(diff)])]
     kept = [_INDEX_LINE.sub(b"", section, count=1) for section in sections if _is_kept(section, is_trained)]
     return message + b"\n\n" + b"".join(kept) if kept else b""
 
 
 def _is_kept(section: bytes, is_trained: Callable[[str], bool]) -> bool:
     path = _changed_path(section)
-    return path is not None and b"\n@@ " in section and is_trained(path)
+    head, _, hunks = section.partition(b"\n@@ ")
+    points = _LINK_MODE.search(head) or _POINTER.match(hunks)
+    return path is not None and bool(hunks) and not points and is_trained(path)
 
 
 def _changed_path(section: bytes) -> str | None:
@@ -145,3 +161,13 @@ def _row(part: Part, config: PrepareConfig, ordinal: int, row: RawRow) -> Docume
     if len(data) > config.max_file_bytes:
         reason = reason or "too large"
     return DocumentCandidate(ordinal, part, path or row.name, language, len(data), heldout, reason, data.__bytes__)
+
+
+_READERS: Mapping[str, Callable[[Part, PrepareConfig, Iterator[int]], Iterator[DocumentCandidate]]] = {
+    "folder": _folder,
+    "git": _git,
+    "commits": _commits,
+    "jsonl": _rows,
+    "parquet": _rows,
+    "left out": _left_out,
+}

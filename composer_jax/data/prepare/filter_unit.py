@@ -70,7 +70,7 @@ def filter_unit(unit: WorkUnit, config: PrepareConfig) -> FilteredUnit:
                 reason = "unreadable"
             else:
                 tally.add("read", candidate.part.source, len(data))
-                text, reason = filter_text(data, candidate.language)
+                text, reason = filter_text(data, candidate.language, candidate.path)
         if reason is not None:
             tally.add("left out", reason, candidate.num_bytes)
             continue

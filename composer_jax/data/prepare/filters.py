@@ -1,6 +1,7 @@
 """Which files are left out before any is compared, and why; also how texts that hold a secret are recognised."""
 
 import math
+import os
 import posixpath
 import re
 from collections import Counter
@@ -25,6 +26,10 @@ _GENERATED_TEXT = re.compile(
 _HEAD_BYTES = 1000  # in which a generated file says that it is one
 _LONGEST_LINE, _MEAN_LINE = 1000, 100
 """Bytes of a line, above which code is taken for minified: StarCoder's filters (arXiv:2305.06161, section 3.1)."""
+
+POINTER_STARTS = (b"version https://git-lfs.github.com/spec/", b"version https://hawser.github.com/spec/", b"/annex/")
+_MOST_POINTER_BYTES = 1024
+_PATH_ALONE = re.compile(rb"[^\x00-\x20:;,'\"(){}<>|*?$=`#!]{1,1024}")  # without a line end, as the target of a link
 
 _SECRET_FILE_NAMES = frozenset(
     ".env .npmrc .netrc .pypirc .pgpass .htpasswd credentials id_rsa id_dsa id_ecdsa id_ed25519".split()
@@ -82,8 +87,10 @@ def reason_by_path(path: str, language: Language | None, languages: tuple[str, .
     return "other language" if languages and language.name not in languages else None
 
 
-def filter_text(data: bytes, language: Language) -> tuple[str, str | None]:
-    """Returns (text with \\n line ends, None), or ("", why the content is left out)."""
+def filter_text(data: bytes, language: Language, path: str) -> tuple[str, str | None]:
+    """Returns (text with \\n line ends, None), or ("", why the content of the file `path` is left out)."""
+    if pointer := pointer_kind(data, language, path):
+        return "", pointer
     if b"\0" in data:
         return "", "binary"
     try:
@@ -99,6 +106,26 @@ def filter_text(data: bytes, language: Language) -> tuple[str, str | None]:
         if len(text) > _MEAN_LINE * len(lines) or max(map(len, lines)) > _LONGEST_LINE:
             return "", "minified"
     return ("", "secret") if holds_secret(data) else (text, None)
+
+
+def pointer_kind(data: bytes, language: Language, path: str) -> str | None:
+    """Returns "pointer" or "link" for a file that only names another one, else None.
+
+    A pointer of git-lfs or git-annex stands for content that is stored elsewhere. A link is a file with the path of its
+    target, as git checks out links where the file system has none. A single word in a file of prose is its text.
+    """
+    if data.startswith(POINTER_STARTS) and len(data) <= _MOST_POINTER_BYTES:
+        return "pointer"
+    if not _PATH_ALONE.fullmatch(data):
+        return None
+    name, target = posixpath.basename(path), os.fsdecode(data)
+    if target.startswith(("./", "../", ".git/")):
+        return "link"
+    own, ending = posixpath.splitext(name)
+    if target == name or ("/" not in target and ending and language.prose):
+        return None
+    target_own, target_ending = posixpath.splitext(posixpath.basename(target))
+    return "link" if (ending == target_ending if ending else own == target_own) else None
 
 
 def is_secret_file(path: str) -> bool:

@@ -15,8 +15,10 @@ class Language:
     prose: bool = False
 
     def comment_line(self, text: str) -> str:
-        """Returns a line of the language that holds `text` as a comment."""
+        """Returns a line of the language that holds `text`, without line breaks, as a comment."""
         before, after = self.comment
+        if after:  # a text that holds the end of a comment would end this one
+            text = text.replace(after, " ".join(after))
         return f"{before} {text}{f' {after}' if after else ''}\n"
 
     @property

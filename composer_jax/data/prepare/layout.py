@@ -17,6 +17,7 @@ _PYTHON = re.compile(
 _SCRIPT = re.compile(r"""(?:\bfrom\s*|\bimport\s*\(?\s*|\brequire\s*\(\s*)["'](\.[^"'\n]*)["']""")
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"\n]+)"', re.M)
 _JVM = re.compile(r"^[ \t]*import[ \t]+(?:static[ \t]+)?([\w.]+)", re.M)
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _SCRIPT_ENDINGS = ("", *".ts .tsx .js .jsx .mjs .cjs .mts .cts /index.ts /index.tsx /index.js".split())
 _ROOTS = ("", "src/", "lib/", "include/", "python/")
 
@@ -62,8 +63,12 @@ def path_header(path: str) -> str:
 
 
 def printable_path(path: str) -> str:
-    """Returns a path as valid UTF-8, which a name on disk need not be: Python holds its bytes by surrogateescape."""
-    return path.encode("utf-8", errors="surrogateescape").decode("utf-8", errors="replace")
+    """Returns a path as one line of valid UTF-8, which a name on disk need not be.
+
+    Python holds its bytes by surrogateescape. Line breaks and other control characters are written as escapes (\\n).
+    """
+    valid = path.encode("utf-8", errors="surrogateescape").decode("utf-8", errors="replace")
+    return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), valid)
 
 
 def with_line_end(text: str) -> str:

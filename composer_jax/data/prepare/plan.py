@@ -15,12 +15,13 @@ from typing import Any, Literal
 from composer_jax.atomic_write import write_atomically
 from composer_jax.data.prepare.config import PrepareConfig
 from composer_jax.data.prepare.filters import reason_by_path
-from composer_jax.data.prepare.git_repository import head_commit, is_repository, list_blobs
+from composer_jax.data.prepare.git_repository import head_commit, is_repository, list_tree
 from composer_jax.data.prepare.languages import language_of
 from composer_jax.data.row_files import parquet_ranges
 from composer_jax.errors import UserError
+from composer_jax.git import UnreadableRepository
 
-Kind = Literal["folder", "git", "commits", "jsonl", "parquet"]
+Kind = Literal["folder", "git", "commits", "jsonl", "parquet", "left out"]
 _MOST_FILES = 100_000  # that are listed before they are written, so that a large folder needs little memory
 _COMMIT_BYTES = 4_000  # of message and diff, to share the commits of many repositories among units
 
@@ -38,7 +39,7 @@ class Part:
     """Absolute path of the folder or file."""
     entries: Sequence[Sequence[Any]]
     """folder: (path, bytes); git: (path, bytes, object id); commits: (most commits,); jsonl: (first byte, end);
-    parquet: (first row group, end)."""
+    parquet: (first row group, end); left out: (path, bytes, reason)."""
     commit: str = ""
     """git, commits: the commit that is read."""
 
@@ -116,6 +117,12 @@ def _parts(source: str, config: PrepareConfig) -> Iterator[tuple[Part, int]]:
 def _folder_parts(source: str, root: Path, config: PrepareConfig) -> Iterator[tuple[Part, int]]:
     """Yields the git repositories in a folder, and its other files as one repository."""
     loose: list[tuple[str, int]] = []
+    others: list[tuple[str, int, str]] = []
+
+    def parts() -> Iterator[tuple[Part, int]]:
+        yield from _split(Part("folder", source, ".", str(root), loose), config)
+        if others:
+            yield Part("left out", source, ".", str(root), others), 0
 
     def on_error(error: OSError) -> None:
         raise UserError(f"{error.filename} cannot be read ({error.strerror}); make it readable, or leave it out")
@@ -128,21 +135,34 @@ def _folder_parts(source: str, root: Path, config: PrepareConfig) -> Iterator[tu
             continue
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         below = "" if folder == root else f"{folder.relative_to(root).as_posix()}/"
-        for name in sorted(files):
+        for name in sorted([*files, *(name for name in folders if os.path.islink(f"{parent}/{name}"))]):
             status = os.lstat(f"{parent}/{name}")
-            if stat.S_ISREG(status.st_mode):  # a link would be read twice, and a pipe would block
+            if stat.S_ISREG(status.st_mode):
                 loose.append((below + name, status.st_size))
-                if len(loose) >= _MOST_FILES:
-                    yield from _split(Part("folder", source, ".", str(root), loose), config)
-                    loose = []
-    yield from _split(Part("folder", source, ".", str(root), loose), config)
+            else:  # a link would be read twice, and a pipe would block
+                kind = "link" if stat.S_ISLNK(status.st_mode) else "unreadable"
+                others.append((below + name, status.st_size, kind))
+            if len(loose) + len(others) >= _MOST_FILES:
+                yield from parts()
+                loose, others = [], []
+    yield from parts()
 
 
 def _git_parts(source: str, root: Path, folder: Path, config: PrepareConfig) -> Iterator[tuple[Part, int]]:
     name = folder.relative_to(root).as_posix()
-    commit = head_commit(folder)
-    blobs = [tuple(blob) for blob in list_blobs(folder, commit)]
+    try:
+        commit = head_commit(folder)
+        entries = list(list_tree(folder, commit))
+    except UnreadableRepository:
+        if folder == root:  # of several, the others are still read
+            raise
+        yield Part("left out", source, name, str(folder), [(".", 0, "unreadable repository")]), 0
+        return
+    blobs = [entry[:3] for entry in entries if entry.kind == "file"]
+    others = [(entry.path, entry.num_bytes, entry.kind) for entry in entries if entry.kind != "file"]
     yield from _split(Part("git", source, name, str(folder), blobs, commit), config)
+    if others:
+        yield Part("left out", source, name, str(folder), others), 0
     if config.commits:
         size = min(config.commits * _COMMIT_BYTES, config.unit_bytes)
         yield Part("commits", source, name, str(folder), [(config.commits,)], commit), size

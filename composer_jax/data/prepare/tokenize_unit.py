@@ -98,7 +98,7 @@ def _read(candidate: DocumentCandidate, digest: int) -> str:
     """The candidate's text, which must be what was filtered."""
     where = Path(candidate.part.root, candidate.path)
     try:
-        text, reason = filter_text(candidate.load(), candidate.language)
+        text, reason = filter_text(candidate.load(), candidate.language, candidate.path)
     except OSError as error:
         raise UserError(f"{where} can no longer be read ({error}); prepare the data in a new folder") from error
     if reason is not None or text_digest(text.encode()) != digest:

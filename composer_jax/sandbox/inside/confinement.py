@@ -39,9 +39,8 @@ class Confinement:
         hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
         most = processes.count_user_threads() + MARGIN * limits["processes"]
         self.most_threads = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        readable = landlock.system_rules(
-            config.get("python"), [config["inside"], f"{config['scratch']}/{layers.PROGRAMS}"]
-        )
+        virtual_environment = [f"{config['scratch']}/{name}" for name in layers.VIRTUAL_ENVIRONMENT]
+        readable = landlock.system_rules(config.get("python"), [config["inside"], *virtual_environment])
         own = [(workspace, landlock.READ_WRITE), (tmp, landlock.READ_WRITE)]
         if mounted.packages:
             own.append((mounted.packages, landlock.READ_EXECUTE))

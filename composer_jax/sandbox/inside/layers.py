@@ -10,6 +10,8 @@ every layer is a complete copy of its tree.
 """
 
 import os
+import shutil
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +26,10 @@ PROBE = "probe"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 TMP = "tmp"  # in the folder of a sandbox without a /tmp of its own
 PROGRAMS = "bin"  # in the scratch folder, instead of /opt/bin
+ALIASES = ("python", "python3")
+LIBRARIES = "lib"
+VIRTUAL_ENVIRONMENT = (PROGRAMS, LIBRARIES)
+SITE = "site"  # beside this file: what is in site-packages
 LAYER_ROOT_BYTES = 1 << 26  # bytes: room for the folders of 16,000 layers
 
 
@@ -157,3 +163,21 @@ def mount_workspace(config: dict[str, Any], name: str, plan: dict[str, Any], ove
 def sandbox_folders(config: dict[str, Any], name: str) -> tuple[str, str]:
     """Returns workspace and folder for temporary files of a sandbox that sees the file system of the host."""
     return f"{config['scratch']}/{name}/changes", f"{config['scratch']}/{name}/{TMP}"
+
+
+def link_interpreter(executable: str, prefix: str, inside: str) -> str:
+    """Makes `prefix` a virtual environment, in which the packages of the interpreter itself cannot be imported.
+
+    Returns the folder of its programs. Its site-packages add the folder that COMPOSER_PACKAGES names to sys.path, so a
+    command may set PYTHONPATH. inside: the folder of this file.
+    """
+    programs = f"{prefix}/{PROGRAMS}"
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    site_packages = f"{prefix}/{LIBRARIES}/{version}/site-packages"
+    os.mkdir(programs)
+    for alias in ALIASES:
+        os.symlink(executable, f"{programs}/{alias}")
+    with open(f"{programs}/pyvenv.cfg", "w", encoding="utf-8") as file:
+        file.write(f"home = {os.path.dirname(executable)}\ninclude-system-site-packages = false\n")
+    shutil.copytree(f"{inside}/{SITE}", site_packages)
+    return programs

@@ -27,9 +27,11 @@ _packages: list[str] = []
 
 
 def add_packages(folder: str) -> None:
-    """Adds a folder that programs can import from, also those in a real interpreter."""
+    """Adds a folder that programs can import from, also those in a real interpreter, and the programs in its `bin`."""
     _packages.append(folder)
-    os.environ["PYTHONPATH"] = folder
+    os.environ["COMPOSER_PACKAGES"] = folder  # read by site/packages.pth
+    ours, _, others = os.environ["PATH"].partition(":")  # the first folder holds `python`
+    os.environ["PATH"] = f"{ours}:{folder}/bin:{others}"
 
 
 def can_fork(argv: list[str]) -> bool:
@@ -83,7 +85,7 @@ def _program(argv: list[str]) -> Callable[[], None]:
         folder = os.path.dirname(os.path.realpath(path))
         main.__dict__.update(__file__=path, __cached__=None)
         main.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
-    sys.path[:0] = [folder, *_packages]
+    sys.path[:] = [folder, *sys.path, *_packages]
     _forget_shadowed(folder or ".")
     sys.modules["__main__"] = main
     if kind == "-m":

@@ -8,6 +8,7 @@ without an image, are refused in one error that lists them.
 
 import hashlib
 import os
+import posixpath
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -24,6 +25,7 @@ from composer_jax.tasks.grader import ScriptGrader
 from composer_jax.tasks.task import Task
 
 SCHEMAS = ("1.0", "1.1", "1.2", "1.3", "1.4")
+_TIMEOUT_S = 600.0  # of solve.sh and of test.sh; Harbor's value
 _MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT])i?B?", re.IGNORECASE)
 _UNITS_MB = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0 * 1024}
 _VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
@@ -58,11 +60,11 @@ def read_harbor_dir(directory: Path, options: ReadOptions) -> Task:
     }
     if (directory / "solution" / "solve.sh").is_file():
         metadata["solution"] = str((directory / "solution").resolve())
-        metadata["solution_timeout_s"] = agent.number("timeout_sec", 600.0)
-        metadata["solution_environment"] = _variables(top.table("solution"))
-    if variables := _variables(environment):
+        metadata["solution_timeout_s"] = agent.number("timeout_sec", _TIMEOUT_S)
+        metadata["solution_environment"] = _env(top.table("solution"))  # expanded where the solution runs
+    if variables := expand_variables(_env(environment), environment.where):
         metadata["environment"] = variables
-    if workdir := environment.text("workdir", ""):
+    if workdir := _workdir(environment):
         metadata["workdir"] = workdir
     repository, image = None, None
     try:
@@ -84,7 +86,11 @@ def read_harbor_dir(directory: Path, options: ReadOptions) -> Task:
         instruction=instruction,
         files={},
         tools=options.tools,
-        grader=ScriptGrader(tests.resolve(), verifier.number("timeout_sec", 600.0), _variables(verifier)),
+        grader=ScriptGrader(
+            tests.resolve(),
+            verifier.number("timeout_sec", _TIMEOUT_S),
+            expand_variables(_env(verifier), verifier.where),
+        ),
         metadata=metadata,
         repository=repository,
         packages=options.packages if image is None else None,
@@ -113,6 +119,7 @@ _READ = {
         *("storage_mb", "storage", "build_timeout_sec", "gpu_types"),
     },
     "verifier": {"timeout_sec", "env", "user", "environment_mode", "network_mode"},
+    "agent": {"timeout_sec", "user", "network_mode"},
 }
 _NOT_BUILT = {
     "mcp_servers": "MCP servers",
@@ -137,7 +144,8 @@ def _unsupported(directory: Path, top: Fields) -> Iterator[str]:
             yield f"several containers (environment/{name})"
     for name, known in _READ.items():
         for field, value in tables[name].values.items():
-            if field not in known and value not in (None, "", "linux", [], {}):
+            asks_for_nothing = value in (None, "", False, [], {}) or (field, value) == ("os", "linux")  # 0 is False
+            if field not in known and not asks_for_nothing:
                 yield f"{_NOT_BUILT.get(field, 'something unknown')} ([{name}] {field} = {short_repr(value)})"
     if verifier.text("environment_mode", "shared") != "shared":
         yield f"{_NOT_BUILT['environment']} ([verifier] environment_mode = {verifier.text('environment_mode')!r})"
@@ -176,16 +184,32 @@ def _resources(environment: Fields) -> dict[str, float]:
     return {"cpus": environment.number("cpus", 1), "memory_mb": environment.number("memory_mb", default)}
 
 
-def _variables(table: Fields) -> dict[str, str]:
-    """Returns the table's env, with ${NAME} and ${NAME:-default} expanded from the environment of this process."""
+def _workdir(environment: Fields) -> str:
+    """Returns the folder of the image that is the workspace, or an empty text. Raises UserError for / and no path."""
+    workdir = environment.text("workdir", "")
+    if workdir and (not workdir.startswith("/") or not posixpath.normpath(workdir).strip("/")):
+        raise UserError(f"{environment.where} has workdir = {short_repr(workdir)}; it must be an absolute path below /")
+    return workdir
+
+
+def _env(table: Fields) -> dict[str, str]:
+    """Returns the table's env as it is written."""
+    env = table.table("env")
+    return {name: env.text(name) for name in env.values}
+
+
+def expand_variables(env: Mapping[str, str], where: str) -> dict[str, str]:
+    """Returns an env with ${NAME} and ${NAME:-default} expanded from the environment of this process.
+
+    where: the table of the env, for the UserError about a variable that is missing here.
+    """
 
     def value(match: re.Match[str]) -> str:
         if (text := os.environ.get(match[1], match[2])) is None:
-            raise UserError(f"{table.where} [env] needs the environment variable {match[1]}; set it")
+            raise UserError(f"{where} [env] needs the environment variable {match[1]}; set it")
         return text
 
-    env = table.table("env")
-    return {name: _VARIABLE.sub(value, env.text(name)) for name in env.values}
+    return {name: _VARIABLE.sub(value, text) for name, text in env.items()}
 
 
 def _workspace(directory: Path, environment: Fields, options: ReadOptions) -> Path:

@@ -21,7 +21,7 @@ from composer_jax.tasks.formats.checkout import Mirrors, move_into_store, new_fo
 from composer_jax.tasks.formats.fields import Fields
 from composer_jax.tasks.formats.options import ReadOptions
 from composer_jax.tasks.grader import Grader, LogGrader, SuiteGrader
-from composer_jax.tasks.grading.log_parsers import PARSERS
+from composer_jax.tasks.grading.log_parsers import parser_of
 from composer_jax.tasks.patches.git_diff import apply_change, changes_from_patch
 from composer_jax.tasks.task import Task
 
@@ -161,11 +161,10 @@ def _log_grader(row: Fields, f2p: tuple[str, ...], p2p: tuple[str, ...], kind: s
             f"{row.where} ({row.values['instance_id']}) cannot be graded: it has no eval_script for its image, "
             "and without one it needs pytest ids, its repository (repos) and installed packages (packages)"
         )
-    if row.text("log_parser").removeprefix("parse_log_") not in PARSERS:
-        raise UserError(
-            f"{row.where} has log_parser = {row.values['log_parser']!r}, which is unknown here; known are "
-            f"{', '.join(sorted(PARSERS))}"
-        )
+    try:
+        parser_of(row.text("log_parser"))
+    except UserError as error:
+        raise UserError(f"{row.where}: {error}") from None
     return LogGrader(row.text("eval_script"), row.text("log_parser"), f2p, p2p, kind == "fail_only", TIMEOUT_S)
 
 

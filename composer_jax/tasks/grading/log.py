@@ -6,16 +6,17 @@
 
 suites/judge.py says which outcomes count as passed (COUNTS_AS_PASSED). A test that the log does not name has failed,
 unless the grader is `fail_only`. A log that cannot be trusted gives reward 0: its markers are missing or repeated, it
-names no test, the script reports that it could not run, or the exit code is a failure although every test in the log
-passed.
+names no test, the names of its tests are too long, the script reports that it could not run, or the exit code is a
+failure although every test in the log passed.
 """
 
+import asyncio
 import re
 from collections.abc import Mapping
 
 from composer_jax.sandbox import Change, Sandbox, SandboxPool
 from composer_jax.tasks.grader import LogGrader
-from composer_jax.tasks.grading.log_parsers import parse
+from composer_jax.tasks.grading.log_parsers import NamesTooLongError, parse
 from composer_jax.tasks.grading.result import Grade, cached_grade, grade_in_sandbox
 from composer_jax.tasks.result_cache import EpisodeCache
 from composer_jax.tasks.retry import apply_layers
@@ -23,7 +24,7 @@ from composer_jax.tasks.suites.judge import FAILED, MISSING, PASSED, find_failed
 from composer_jax.tasks.task import Task
 
 START, END = ">>>>> Start Test Output", ">>>>> End Test Output"
-_EXIT_CODE = re.compile(r"^>>>>> Test Exit Code:\s*(-?\d+)\s*$", re.MULTILINE)
+_EXIT_CODE = re.compile(r"^>>>>> Test Exit Code:\s*(-?\d{1,9})\s*$", re.MULTILINE)
 _GAVE_UP = (">>>>> Patch Apply Failed", ">>>>> Reset Failed", ">>>>> Tests Errored", ">>>>> Tests Timed Out")
 LOG_KB = 32 * 1024  # a longer log is not judged: the part left out could hold a failure
 _SCRIPT = "/tmp/composer-eval.sh"
@@ -53,7 +54,7 @@ async def grade(
             if result.truncated_bytes:
                 detail = f"the log is too long, {result.truncated_bytes} bytes of it were left out"
                 return Grade(0.0, {}, detail), True
-            return judge_log(grader, result.stdout), True
+            return await asyncio.to_thread(judge_log, grader, result.stdout), True
 
     return await cached_grade(cache, changes, [task.digest], lambda: grade_in_sandbox(acquire, run))
 
@@ -63,7 +64,10 @@ def judge_log(grader: LogGrader, log: str) -> Grade:
     between, problem = _between_markers(log)
     if problem:
         return Grade(0.0, {}, f"the log counts for nothing: {problem}")
-    outcomes = parse(grader.parser, between)
+    try:
+        outcomes = parse(grader.parser, between)
+    except NamesTooLongError as error:
+        return Grade(0.0, {}, f"the log counts for nothing: {error}")
     codes = _EXIT_CODE.findall(log)
     if len(codes) > 1:
         return Grade(0.0, {}, "the log counts for nothing: it has more than one exit code")

@@ -2,9 +2,11 @@
 
 import re
 import xml.etree.ElementTree as ElementTree
+from collections import deque
+from collections.abc import Iterator
 
-from composer_jax.tasks.grading.line_format import LineFormat, Outcomes, outcome_of_match
-from composer_jax.tasks.suites.judge import FAILED, PASSED, SKIPPED, XFAILED, is_truncated
+from composer_jax.tasks.grading.line_format import NAME, LineFormat, Outcomes, outcome_of_match
+from composer_jax.tasks.suites.judge import FAILED, PASSED, SKIPPED, XFAILED
 
 SYMPY_WORD = r"(?:(?P<passed>ok)|(?P<failed>[FEXT])|(?P<xfailed>f)|(?P<skipped>[sw]))(?: +\[(?:OK|FAIL)\])?"
 """What sympy's runner prints behind the name of a test."""
@@ -21,8 +23,10 @@ _WORD = rf"(?P<word>{'|'.join(_PYTEST_WORDS)})"
 _SUMMARY_LINE = re.compile(rf"{_WORD} (?P<name>\S.*)")
 # Of pytest 9, and of the plugin pytest-subtests before: the summary has the test as passed as well.
 _FAILED_SUBTEST = re.compile(r"(?:SUBFAILED.*?|.*? SUBFAIL) (?P<name>[^\s:]+::\S.*)")
+_PERCENT = r"(?: +\[ *\d+%\])?"
 _PROGRESS_LINES = (
-    re.compile(rf"(?P<name>[^\s:]+::\S.*?) {_WORD}(?: \(.*\))?(?: +\[ *\d+%\])?"),
+    re.compile(rf"(?P<name>[^\s:]+::\S.*?) {_WORD}{_PERCENT}"),
+    re.compile(rf"(?=.*\){_PERCENT}$)(?P<name>[^\s:]+::\S.*?) {_WORD} \(.*"),  # with a reason
     re.compile(rf"\[gw\d+\](?: \[ *\d+%\])? {_WORD} (?P<name>[^\s:]+::\S.*)"),  # of pytest-xdist
 )
 _HEADING = re.compile(r"=+ (\S.*) =+")
@@ -60,9 +64,20 @@ def _of_summary(word: str, rest: str) -> Outcomes:
     """Yields the test of a line of the summary, whose reason follows " - " behind the id."""
     if word == "SKIPPED" and rest.startswith("["):  # "SKIPPED [2] file:line: reason" names no test
         return
-    parts = [] if word == "PASSED" else rest.split(" - ")
-    ids = (" - ".join(parts[:count]) for count in range(1, len(parts)))
-    yield next((test for test in ids if not is_truncated(test)), rest), _PYTEST_WORDS[word]
+    yield rest if word == "PASSED" else _id_before_reason(rest), _PYTEST_WORDS[word]
+
+
+def _id_before_reason(text: str) -> str:
+    """Returns the text before the first " - " at which its brackets are closed (judge.is_truncated), or all of it."""
+    opened = closed = start = 0
+    for separator in re.finditer(" - ", text):
+        end = separator.start()
+        opened += text.count("[", start, end)
+        closed += text.count("]", start, end)
+        start = end
+        if not opened or (text[end - 1] == "]" and opened <= closed):
+            return text[:end]
+    return text
 
 
 def parse_pytest_options(lines: list[str]) -> Outcomes:
@@ -162,20 +177,43 @@ def parse_tox(lines: list[str]) -> Outcomes:
         yield from parse_unittest(lines[start:end])
 
 
+_cargo_lines = LineFormat(
+    rf"test {NAME} \.\.\. (?:(?P<passed>ok)|(?P<failed>FAILED)|(?P<skipped>ignored))(?:,.*)?",
+    rf"test {NAME} - should panic \.\.\. (?:(?P<passed>ok)|(?P<failed>FAILED))",
+    rf"(?:(?P<passed>PASS)|(?P<failed>FAIL|TIMEOUT|SIGABRT|SIGSEGV)) \[ *[\d.]+s\] (?:\(.*?\) )?{NAME}",  # nextest
+    begun=rf"test {NAME} \.\.\..*",
+    word=r"(?P<passed>ok)|(?P<failed>FAILED)",
+)
+
+
+def parse_cargo(lines: list[str]) -> Outcomes:
+    """Parses cargo test and cargo-nextest: a line for each test, and the list of those that failed.
+
+    With --nocapture, code under test can print a line that begins another test, which then gets the word of the test
+    that runs. The list names that test.
+    """
+    yield from _cargo_lines(lines)
+    is_list = False
+    for line in lines:
+        is_list = line == "failures:" or (is_list and line.startswith("    "))
+        if is_list and line != "failures:":
+            yield line.strip(), FAILED
+
+
 _KARMA_LINE = re.compile(r"(?P<indent>\s*)(?P<mark>[✔✖])?\s(?P<name>.*)")
 
 
 def parse_karma(lines: list[str]) -> Outcomes:
     """Parses Karma's mocha reporter: suites above their tests, "suite > test".
 
-    SWE-bench's names follow two rules that the indentation does not: a suite at the depth of the one before it does not
-    replace that one, and a shallower one closes a suite without opening its own.
+    SWE-bench's names differ from the indentation in two ways. A suite as deep as the suite before it is left out: its
+    tests stay in that suite. A suite that is less deep is left out too, and one suite is closed.
     """
     suites: list[str] = []
     depth, started = -1, False
     for line in lines:
-        if line.startswith("SUMMARY:"):
-            return
+        if line.startswith("SUMMARY:"):  # the script may start Karma again
+            suites, depth, started = [], -1, False
         if not started:
             started = "Starting browser" in line
             continue
@@ -206,6 +244,7 @@ def parse_phpunit(lines: list[str]) -> Outcomes:
 
 
 _RSPEC_END = re.compile(r"(?:Pending:.*|Failures:|Finished in .*)")
+_RSPEC_COUNT = re.compile(r"\d+ examples?, ")
 _RSPEC_WORD = re.compile(r"(?=.*\)$)(?P<name>\S.*?) \((?:(?P<failed>FAILED)|(?P<skipped>PENDING)).*")
 
 
@@ -214,11 +253,7 @@ def parse_rspec(lines: list[str]) -> Outcomes:
 
     The name of an example is its full description: those of its groups before it, separated by spaces.
     """
-    end = next((number for number, line in enumerate(lines) if _RSPEC_END.fullmatch(line)), len(lines))
-    above = ["", *lines]
-    # A group without a group around it stands below an empty line; other lines without indentation are output.
-    texts = [line for line, before in zip(lines[:end], above, strict=False) if line[:1] == " " or not before.strip()]
-    texts = [line for line in texts if line.strip()]
+    texts = list(_rspec_texts(lines))
     depths = [len(line) - len(line.lstrip()) for line in texts]
     groups: list[tuple[int, str]] = []
     for text, depth, following in zip(texts, depths, [*depths, 0][1:], strict=True):
@@ -232,12 +267,29 @@ def parse_rspec(lines: list[str]) -> Outcomes:
             yield full, outcome_of_match(match) if match else PASSED
 
 
+def _rspec_texts(lines: list[str]) -> Iterator[str]:
+    """Yields the lines of groups and examples of all runs, without those between the end of a run and the next run.
+
+    A group without a group around it stands below an empty line; other lines without indentation are output.
+    """
+    has_ended = has_count = False
+    for line, before in zip(lines, ["", *lines], strict=False):
+        is_outermost = bool(line.strip()) and line[:1] != " " and not before.strip()
+        if _RSPEC_END.fullmatch(line):
+            has_ended, has_count = True, False
+        elif has_ended:
+            has_count = has_count or _RSPEC_COUNT.match(line) is not None
+            has_ended = not (has_count and is_outermost)
+        if not has_ended and line.strip() and (is_outermost or line[:1] == " "):
+            yield line
+
+
 _DTEST = re.compile(r"-Dtest=(\S+)")
 _BUILD_END = re.compile(r"BUILD (SUCCESS|FAILURE)\b")
 _RUNNING = re.compile(r"(?:\[INFO\] )?Running (?P<name>[\w.$]+)")
 _CLASS = re.compile(
-    r"(?:\[\w+\] )?Tests run: (?P<run>\d+), Failures: (?P<failures>\d+), Errors: (?P<errors>\d+), Skipped: "
-    r"(?P<skips>\d+), Time elapsed: [\d.,]+ s(?:ec)?(?: <<< \w+!)?(?: --? in (?P<name>[\w.$]+))?"
+    r"(?:\[\w+\] )?Tests run: (?P<run>\d{1,9}), Failures: (?P<failures>\d{1,9}), Errors: (?P<errors>\d{1,9}), "
+    r"Skipped: (?P<skips>\d{1,9}), Time elapsed: [\d.,]+ s(?:ec)?(?: <<< \w+!)?(?: --? in (?P<name>[\w.$]+))?"
 )
 _METHOD = re.compile(
     r"(?:\[\w+\] )?(?P<name>\S.*?)(?: --)? {1,2}Time elapsed: [\d.,]+ s(?:ec)? +<<< (?:FAILURE|ERROR)!"
@@ -249,13 +301,13 @@ def parse_maven(lines: list[str]) -> Outcomes:
 
     SWE-bench runs each test by itself under `set -x`: then the test of each -Dtest= has the outcome of its build.
     """
-    pending: list[str] = []
+    pending: deque[str] = deque()
     running = ""
     for line in map(str.strip, lines):
         if match := _DTEST.search(line):
             pending.append(match[1])
         if (match := _BUILD_END.search(line)) and pending:
-            yield pending.pop(0), PASSED if match[1] == "SUCCESS" else FAILED
+            yield pending.popleft(), PASSED if match[1] == "SUCCESS" else FAILED
         if match := _RUNNING.fullmatch(line):
             running = match["name"]
         elif (match := _CLASS.fullmatch(line)) and int(match["run"]):
@@ -268,18 +320,34 @@ def parse_maven(lines: list[str]) -> Outcomes:
 
 def parse_doctest(lines: list[str]) -> Outcomes:
     """Parses the XML reporter of doctest (C++): "test case > subcase", and the test case by itself."""
-    text = "\n".join(lines)
-    start, end = text.find("<doctest "), text.rfind("</doctest>")
-    try:
-        root = ElementTree.fromstring(text[start:] if end < 0 else text[start : end + len("</doctest>")])
-    except (ElementTree.ParseError, ValueError):
-        return
-    for case in root.iter("TestCase"):
+    for document in "\n".join(lines).split("<doctest ")[1:]:
+        body, end, _ = document.rpartition("</doctest>")
+        try:
+            root = ElementTree.fromstring(f"<doctest {body}{end}")
+        except (ElementTree.ParseError, ValueError):
+            continue
+        yield from _of_doctest(root)
+
+
+def _of_doctest(root: ElementTree.Element) -> Outcomes:
+    for case in root.iterfind("*/TestCase"):
         results = case.find("OverallResultsAsserts")
         if case.get("skipped") == "true" or results is None:
             yield case.get("name", ""), SKIPPED
             continue
         yield case.get("name", ""), PASSED if results.get("test_case_success") == "true" else FAILED
+        failed = _with_failures(case)
         for subcase in case.iter("SubCase"):
-            failed = any(entry.get("success") == "false" for entry in subcase.iter("Expression"))
-            yield f"{case.get('name', '')} > {subcase.get('name', '')}", FAILED if failed else PASSED
+            yield f"{case.get('name', '')} > {subcase.get('name', '')}", FAILED if subcase in failed else PASSED
+
+
+def _with_failures(case: ElementTree.Element) -> set[ElementTree.Element]:
+    """Returns the elements in which an expression failed, at any depth."""
+    parents = {child: parent for parent in case.iter() for child in parent}
+    failed: set[ElementTree.Element] = set()
+    for entry in case.iter("Expression"):
+        element = entry if entry.get("success") == "false" else None
+        while element is not None and element not in failed:
+            failed.add(element)
+            element = parents.get(element)
+    return failed

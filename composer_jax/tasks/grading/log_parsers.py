@@ -11,29 +11,29 @@ from collections.abc import Mapping
 
 from composer_jax.errors import UserError
 from composer_jax.tasks.grading import log_layouts
-from composer_jax.tasks.grading.line_format import LineFormat, Outcomes, Parser
+from composer_jax.tasks.grading.line_format import NAME, LineFormat, Outcomes, Parser
 from composer_jax.tasks.suites.judge import FAILED, PASSED, SKIPPED, XFAILED
 
 _BADNESS = (PASSED, XFAILED, SKIPPED, FAILED)
+_NAME_CHARS = 1 << 24
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[mK]")
-_NAME = r"(?P<name>\S.*?)"
 
 _jest = LineFormat(
-    rf"(?:(?P<passed>[✓✔√])|(?P<failed>[✕✗✖×])|(?P<skipped>[○✎])) {_NAME}(?: \([\d.]+ ?m?s\))?",
-    rf"(?P<skipped>[○✎]) (?:skipped|todo) {_NAME}",
+    rf"(?:(?P<passed>[✓✔√])|(?P<failed>[✕✗✖×])|(?P<skipped>[○✎])) {NAME}(?: \([\d.]+ ?m?s\))?",
+    rf"(?P<skipped>[○✎]) (?:skipped|todo) {NAME}",
 )
-_jest_json = LineFormat(rf"\[(?:(?P<passed>PASSED)|(?P<failed>FAILED)|(?P<skipped>PENDING|SKIPPED|TODO))\] {_NAME}")
+_jest_json = LineFormat(rf"\[(?:(?P<passed>PASSED)|(?P<failed>FAILED)|(?P<skipped>PENDING|SKIPPED|TODO))\] {NAME}")
 _tap = LineFormat(
-    rf"(?i:(?:not )?ok \d+(?: -)? {_NAME} # *(?P<skipped>SKIP|TODO)\b.*)",
-    rf"(?i:(?!.*# *(?:SKIP|TODO))(?:(?P<failed>not ok)|(?P<passed>ok)) \d+ {_NAME}(?: # time=[\d.]+m?s)?)",
-    rf"(?i:(?!.*# *(?:SKIP|TODO))(?:(?P<failed>not ok)|(?P<passed>ok)) \d+ - {_NAME}(?: # time=[\d.]+m?s)?)",
+    rf"(?i:(?:not )?ok \d+(?: -)? {NAME} # *(?P<skipped>SKIP|TODO)\b.*)",
+    rf"(?i:(?!.* # *(?:SKIP|TODO)\b)(?:(?P<failed>not ok)|(?P<passed>ok)) \d+ {NAME}(?: # time=[\d.]+m?s)?)",
+    rf"(?i:(?!.* # *(?:SKIP|TODO)\b)(?:(?P<failed>not ok)|(?P<passed>ok)) \d+ - {NAME}(?: # time=[\d.]+m?s)?)",
 )
 _MINITEST_WORD = r"(?:(?P<passed>\.)|(?P<failed>[FE])|(?P<skipped>S))"
 _minitest = LineFormat(
-    rf"{_NAME} {{1,2}}= [\d.]+ s = {_MINITEST_WORD}",
-    rf"{_NAME}\. {{1,2}}= [\d.]+ s = {_MINITEST_WORD}",  # of a description, which is a sentence
+    rf"{NAME} {{1,2}}= [\d.]+ s = {_MINITEST_WORD}",
+    rf"{NAME}\. {{1,2}}= [\d.]+ s = {_MINITEST_WORD}",  # of a description, which is a sentence
 )
-_GOOGLETEST_WORD = r".*\[ *(?:(?P<passed>OK)|(?P<failed>FAILED)|(?P<skipped>SKIPPED)) *\]"
+_GOOGLETEST_WORD = r"(?>.*\[ *(?:(?P<passed>OK)|(?P<failed>FAILED)|(?P<skipped>SKIPPED)) *\] )"
 _cucumber = LineFormat(
     r"(?P<name>\S.*?[^ =]) (?P<passed>\.+)",
     r"(?P<name>\S.*?[^ =]) (?P<failed>\.*F[.F-]*)",
@@ -45,64 +45,61 @@ FRAMEWORKS: Mapping[str, Parser] = {
     "sympy": LineFormat(
         rf"(?P<name>test_\w+)(?: .*)? {log_layouts.SYMPY_WORD}",
         r"(?P<failed>)_+ (?P<name>\S*:\w+) _+",  # the heading of a failure
+        r"(?P<failed>)_+ \S*:(?P<name>test_\w+) _+",  # the test itself: its word may stand behind a forged line
         begun=r"(?P<name>test_\w+)(?: .*)?",
         word=log_layouts.SYMPY_WORD,
     ),
     "tox": log_layouts.parse_tox,
     "jest": _jest,
     "mocha": LineFormat(
-        rf"(?:(?P<passed>[✓✔√])|(?P<failed>\d+\))|(?P<skipped>-)) {_NAME}(?: \(\d+m?s\))?",
+        rf"(?:(?P<passed>[✓✔√])|(?P<failed>\d+\))|(?P<skipped>-)) {NAME}(?: \(\d+m?s\))?",
         until=r"\d+ (?:passing|failing)\b.*",  # below it the failures are listed by their suites
+        resume=r"[✓✔√] .*",
     ),
     "vitest": LineFormat(
-        rf"(?:(?P<passed>[✓√])|(?P<failed>[×✗])|(?P<skipped>[↓□])) {_NAME}(?: {{1,2}}[\d.]+ ?m?s)?(?: \[skipped\])?",
+        rf"(?:(?P<passed>[✓√])|(?P<failed>[×✗])|(?P<skipped>[↓□])) {NAME}(?: {{1,2}}[\d.]+ ?m?s)?(?: \[skipped\])?",
     ),
     "karma": log_layouts.parse_karma,
     "tap": _tap,
-    "cargo": LineFormat(
-        rf"test {_NAME} \.\.\. (?:(?P<passed>ok)|(?P<failed>FAILED)|(?P<skipped>ignored))(?:,.*)?",
-        rf"test {_NAME} - should panic \.\.\. (?:(?P<passed>ok)|(?P<failed>FAILED))",
-        rf"(?:(?P<passed>PASS)|(?P<failed>FAIL|TIMEOUT|SIGABRT|SIGSEGV)) \[ *[\d.]+s\] (?:\(.*?\) )?{_NAME}",  # nextest
-        begun=rf"test {_NAME} \.\.\..*",
-        word=r"(?P<passed>ok)|(?P<failed>FAILED)",
-    ),
+    "cargo": log_layouts.parse_cargo,
     "gotest": LineFormat(
         r".*--- (?:(?P<passed>PASS)|(?P<failed>FAIL)|(?P<skipped>SKIP)): (?P<name>\S+)(?: \([\d.]+m?s\))?"
     ),
     "maven": log_layouts.parse_maven,
     "gradle": LineFormat(
-        rf"(?!>)(?=.* > ){_NAME} (?:(?P<passed>PASSED)|(?P<failed>FAILED)|(?P<skipped>SKIPPED))",
+        rf"(?!>)(?=.* > ){NAME} (?:(?P<passed>PASSED)|(?P<failed>FAILED)|(?P<skipped>SKIPPED))",
         begun=r"(?!>)(?=.* > )(?P<name>.*)",
         word=r"(?P<passed>PASSED)|(?P<failed>FAILED)|(?P<skipped>SKIPPED)",
     ),
-    "ant": LineFormat(rf"\[junit\]\s+\[(?:(?P<passed>PASS)|(?P<failed>FAIL|ERR))\]\s+{_NAME}"),
+    "ant": LineFormat(rf"\[junit\]\s+\[(?:(?P<passed>PASS)|(?P<failed>FAIL|ERR))\]\s+{NAME}"),
     "rspec": log_layouts.parse_rspec,
-    "rspec_json": LineFormat(rf"{_NAME} - (?:(?P<passed>passed)|(?P<failed>failed)|(?P<skipped>pending))"),
+    "rspec_json": LineFormat(rf"{NAME} - (?:(?P<passed>passed)|(?P<failed>failed)|(?P<skipped>pending))"),
     "minitest": _minitest,
     "ruby_unit": LineFormat(
-        rf"(?:test: )?{_NAME}:\s+(?:(?P<passed>\.)|(?P<failed>[EF])|(?P<skipped>[OPN]))(?:: \([\d.]+\))?"
+        rf"(?:test: )?{NAME}:\s+(?:(?P<passed>\.)|(?P<failed>[EF])|(?P<skipped>[OPN]))(?:: \([\d.]+\))?"
     ),
     "cucumber": _cucumber,
     "phpunit": log_layouts.parse_phpunit,
     "ctest": LineFormat(
-        rf"\d+/\d+ Test +#\d+: {_NAME} \.*(?: +(?P<passed>Passed)|(?P<skipped>\*\*\*(?:Skipped|Not Run \(Disabled\)))"
-        r"|(?P<failed>\*\*\*.*?)) +[\d.]+ sec.*"
+        r"\d+/\d+ Test +#\d+: (?>(?P<name>\S(?:.*?\S)??) \.+(?: +(?P<passed>Passed)(?= +[\d.]+ sec)"
+        r"|(?P<skipped>\*\*\*(?:Skipped|Not Run \(Disabled\)))(?= +[\d.]+ sec)|(?P<failed>\*\*\*)))"
+        r".*?(?<! ) +[\d.]+ sec.*"
     ),
     "googletest": LineFormat(
-        rf"{_GOOGLETEST_WORD} {_NAME} \([\d.]+ m?s\)",
-        rf"{_GOOGLETEST_WORD} (?P<name>[^\s,]+), where .* \([\d.]+ m?s\)",  # of a test with a parameter
+        rf"{_GOOGLETEST_WORD}{NAME} \([\d.]+ m?s\)",
+        rf"{_GOOGLETEST_WORD}(?P<name>[^\s,]+), where .* \([\d.]+ m?s\)",  # of a test with a parameter
     ),
     "doctest": log_layouts.parse_doctest,
     "redis": LineFormat(
-        rf"\[(?:(?P<passed>ok)|(?P<failed>err|exception|timeout)|(?P<skipped>skip|ignore))\]: {_NAME}(?: \(\d+ m?s\))?",
-        rf"\[(?P<failed>err|exception|timeout)\]: {_NAME} in \S+",
+        rf"\[(?:(?P<passed>ok)|(?P<failed>err|exception|timeout)|(?P<skipped>skip|ignore))\]: {NAME}(?: \(\d+ m?s\))?",
+        rf"\[(?P<failed>err|exception|timeout)\]: {NAME} in \S+",
     ),
     "automake": LineFormat(
-        rf"(?:(?P<passed>PASS)|(?P<failed>FAIL|ERROR|XPASS)|(?P<xfailed>XFAIL)|(?P<skipped>SKIP)): {_NAME}"
+        rf"(?:(?P<passed>PASS)|(?P<failed>FAIL|ERROR|XPASS)|(?P<xfailed>XFAIL)|(?P<skipped>SKIP)): {NAME}"
     ),
-    "micropython": LineFormat(rf"(?:(?P<passed>pass)|(?P<failed>FAIL)|(?P<skipped>skip))\s+{_NAME}"),
-    "jasmine_failures": LineFormat(rf"(?P<failed>\d+\)) {_NAME}"),
-    "jest_files": LineFormat(rf"(?:(?P<passed>PASS)|(?P<failed>FAIL)) {_NAME}(?: \([\d.]+ ?m?s\))?"),
+    "micropython": LineFormat(rf"(?:(?P<passed>pass)|(?P<failed>FAIL)|(?P<skipped>skip))\s+{NAME}"),
+    "jasmine_failures": LineFormat(rf"(?P<failed>\d+\)) {NAME}"),
+    "jest_files": LineFormat(rf"(?:(?P<passed>PASS)|(?P<failed>FAIL)) {NAME}(?: \([\d.]+ ?m?s\))?"),
 }
 """Name of a test framework -> its parser."""
 
@@ -138,6 +135,10 @@ its repositories, spell tests by rules of each repository and are unknown here."
 PARSERS: Mapping[str, Parser] = {**FRAMEWORKS, **SWE_BENCH}
 
 
+class NamesTooLongError(ValueError):
+    """A log repeats a long name, as of a group, in the names of so many tests that they do not fit into memory."""
+
+
 def parser_of(name: str) -> Parser:
     """Returns the parser of that name, with or without the prefix. Raises UserError for an unknown name."""
     parser = PARSERS.get(name.removeprefix("parse_log_"))
@@ -149,9 +150,15 @@ def parser_of(name: str) -> Parser:
 def parse(parser: str, log: str) -> dict[str, str]:
     """Returns test name -> PASSED, FAILED, SKIPPED or XFAILED of suites/judge.py.
 
-    Raises UserError for an unknown parser.
+    Raises UserError for an unknown parser, and NamesTooLongError if the names of all tests have more than 2**24
+    characters and more than four times those of the log.
     """
     outcomes: dict[str, str] = {}
+    max_chars = max(_NAME_CHARS, 4 * len(log))
+    chars = 0
     for name, outcome in parser_of(parser)([_COLOURS.sub("", line).rstrip("\r") for line in log.split("\n")]):
+        chars += len(name)
+        if chars > max_chars:
+            raise NamesTooLongError(f"the names of its tests have more than {max_chars} characters")
         outcomes[name] = max(outcomes.get(name, PASSED), outcome, key=_BADNESS.index)
     return outcomes

@@ -30,6 +30,7 @@ def main(tests, workspace, logs):
         "prefixes": list(filter(judge_suite.is_truncated, ids)),
         "secret": secret,
         "decoys": suite["decoys"],
+        "test_folders": protected.FOLDERS,
         "tracer": None,
     }
     try:

@@ -143,6 +143,7 @@ def _parse_hunk(lines: list[str], at: int, path: str, number: int) -> tuple[Hunk
         end = _end_by_counts(lines, body, int(head[2] or 1), int(head[4] or 1))
     if end is None:
         end = _end_by_signs(lines, body)
+        # Without true counts, blank lines here may be of the hunk: what follows them need not be prose.
         if _has_changes(lines, stop := _skip_blank(lines, end)):
             raise PatchError(
                 f"hunk {number} of {path} has a line that starts with neither blank, + nor -: {_repr(lines[stop])}"
@@ -185,9 +186,9 @@ def _end_by_signs(lines: list[str], at: int) -> int:
 
 
 def _has_changes(lines: list[str], at: int) -> bool:
-    """Whether lines that a hunk would add or remove follow a place where no hunk begins.
+    """Whether the paragraph from line `at` on has a line that a hunk would add or remove.
 
-    A blank line, a header, git's signature or a fence of Markdown ends them: what is behind it may be prose.
+    A blank line, a header, git's signature or a fence of Markdown ends it: what is behind it may be prose.
     """
     while at < len(lines) and lines[at].strip() and not lines[at].startswith(("@@", "```", "~~~")):
         if starts_file(lines, at) or lines[at] == _SIGNATURE:

@@ -6,6 +6,7 @@ The suite runs on a copy without files that could hold an answer: caches, builds
 import configparser
 import math
 import os
+import re
 import shutil
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
@@ -17,6 +18,7 @@ from composer_jax.errors import UserError
 from composer_jax.sandbox import SandboxPool
 from composer_jax.tasks.grader import PYTEST
 from composer_jax.tasks.repository.entities import outer_ids
+from composer_jax.tasks.repository.own_metadata import write_metadata
 from composer_jax.tasks.suites.judge import PASSED
 from composer_jax.tasks.suites.protected import FOLDERS as TEST_FOLDERS
 from composer_jax.tasks.suites.protected import is_protected
@@ -26,8 +28,26 @@ RUNS = 3
 TIMEOUT_S = 120.0
 MARGIN = 4.0  # the time limit of a task's suite as a multiple of the slowest run
 STEP_S = 15.0
+_OTHER_TEST_FILES = ("test.py", "tests.py")  # is_protected knows them, pytest does not collect them by itself
 TRACER = Path(__file__).with_name("trace_calls.py").read_text(encoding="utf-8")
 TRACING_SLOWDOWN = 20.0  # how many times longer a traced run may take
+
+# Lines that name what is wrong, the most telling first: pytest's arguments, its configuration, a traceback.
+_REASONS = [
+    re.compile(pattern)
+    for pattern in (
+        r"(?:\S+: )?error: (.+)",
+        r"ERROR: (?!usage:)(.+)",
+        r"SKIPPED \[\d+\] (.+)",
+        r"E\s+((?:\w+\.)*\w*(?:Error|Exception|Warning|Found)\b.*)",
+        r"((?:\w+\.)*\w*(?:Error|Exception|Warning)\b: .+)",
+    )
+]
+_LINE_CHARACTERS = 300
+_LACKS_PACKAGE = re.compile(
+    r"unrecognized arguments|No module named|Missing required plugins|fixture '\w+' not found|PackageNotFoundError"
+    r"|Unknown config option"
+)
 
 SCRUBBED_FOLDERS = (
     "__pycache__",
@@ -75,8 +95,8 @@ class BaselineRun:
 
     root: the scrubbed copy. sources: path -> text of every Python file, tests included. command: runs the suite.
     tests: ids that passed in every run. unreliable: other ids -> the reason. import_names: of the repository's own
-    packages. seconds: of the slowest run. packages: folder of installed packages. excluded: paths that scrubbing left
-    out. log: the end of the last run's output.
+    packages. seconds: of the slowest run. uncollected: test file that cannot be imported -> why. packages: folder of
+    installed packages. excluded: paths that scrubbing left out. log: the end of the last run's output.
     """
 
     root: Path
@@ -86,6 +106,7 @@ class BaselineRun:
     unreliable: Mapping[str, str]
     import_names: tuple[str, ...]
     seconds: float
+    uncollected: Mapping[str, str] = field(default_factory=dict)
     packages: Path | None = None
     excluded: tuple[str, ...] = ()
     log: str = field(default="", repr=False)
@@ -111,21 +132,24 @@ async def run_baseline(
     Raises UserError when the suite does not run, or no test passes in every run.
     """
     excluded = copy_scrubbed(repository, root)
+    write_metadata(repository, root)
     command = suite_command(root)
     reports = []
     for _ in range(runs):
         report = await run_test_suite(pool, root, packages, command, timeout_s=TIMEOUT_S)
         if report.problem:
-            last = next((line for line in reversed(report.log.splitlines()) if line.strip()), "it printed nothing")
-            raise UserError(
-                f"the suite of {repository} does not run: {report.problem}; its last line: {last.strip()[:300]}"
-            )
+            reason = find_reason(report)
+            raise UserError(f"the suite of {repository} does not run: {report.problem}: {add_remedy(reason)}")
         reports.append(report)
         after_run(report)
     unreliable = find_unreliable_tests(reports)
     tests = tuple(test for test in reports[0].tests if test not in unreliable)
     if not tests:
-        raise UserError(f"no test of {repository} passed in all of {runs} runs; the first: {min(unreliable.items())}")
+        first = min(unreliable)
+        messages = (report.tests[first].message for report in reports if first in report.tests)
+        message = next(filter(None, messages), "")
+        reason = add_remedy(f"{first} ({unreliable[first]}): {telling_line(message)}")
+        raise UserError(f"no test of {repository} passed in all of {runs} runs; the first: {reason}")
     return BaselineRun(
         root,
         read_python_files(root),
@@ -134,10 +158,36 @@ async def run_baseline(
         unreliable,
         own_import_names(root),
         max(sum(result.ms for result in report.tests.values()) / 1000 for report in reports) + 1.0,
+        {file: telling_line(message) for file, message in reports[0].uncollected.items()},
         packages,
         tuple(excluded),
         reports[-1].log,
     )
+
+
+def find_reason(report: SuiteReport) -> str:
+    """The line of a suite's output that says why it does not run, such as what pytest or a test file lacks."""
+    for file, message in report.uncollected.items():
+        return f"{file}: {telling_line(message)}"
+    lines = [line.removeprefix("INTERNALERROR>").strip() for line in report.log.splitlines()]
+    lines = [line for line in lines if line]
+    for pattern in _REASONS:
+        for line in reversed(lines):
+            if match := pattern.match(line):
+                return match[1][:_LINE_CHARACTERS]
+    return f"its last line is {lines[-1][:_LINE_CHARACTERS]}" if lines else "it printed nothing"
+
+
+def telling_line(message: str) -> str:
+    """The last line of a message of pytest that it marks as the error, or the last line."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()] or ["no message"]
+    errors = [line[1:].strip() for line in lines if line.startswith("E ")]
+    return (errors or lines)[-1][:_LINE_CHARACTERS]
+
+
+def add_remedy(reason: str) -> str:
+    """The reason, and what to do where a package seems to be missing."""
+    return f"{reason}; install what is missing with --requirements" if _LACKS_PACKAGE.search(reason) else reason
 
 
 def find_unreliable_tests(reports: list[SuiteReport]) -> dict[str, str]:
@@ -155,7 +205,7 @@ def find_unreliable_tests(reports: list[SuiteReport]) -> dict[str, str]:
 def suite_command(root: Path) -> tuple[str, ...]:
     """The pytest command with the repository's own configuration and no other.
 
-    It makes `src` importable where the configuration does not.
+    It makes `src` importable where the configuration does not, and collects tests.py where no other file has tests.
     """
     config, settings = pytest_configuration(root)
     words = [*PYTEST, "--rootdir", "."]
@@ -163,7 +213,12 @@ def suite_command(root: Path) -> tuple[str, ...]:
     # pythonpath is relative to the configuration file, so /dev/null cannot replace a missing one.
     if config is not None or not needs_path:
         words += ["-c", config or "/dev/null"]
-    return (*words, "-o", "pythonpath=src") if needs_path else tuple(words)
+    if needs_path:
+        words += ["-o", "pythonpath=src"]
+    if "python_files" not in settings and not any(root.rglob("test_*.py")) and not any(root.rglob("*_test.py")):
+        if names := sorted({path.name for path in root.rglob("test*.py") if path.name in _OTHER_TEST_FILES}):
+            words += ["-o", f"python_files={' '.join(names)}"]
+    return tuple(words)
 
 
 def pytest_configuration(root: Path) -> tuple[str | None, Mapping[str, object]]:

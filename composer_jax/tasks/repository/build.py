@@ -38,7 +38,7 @@ from composer_jax.tasks.repository.gates import Breakage, Gate, break_suite, gra
 from composer_jax.tasks.repository.instruction import InstructionStyle, write_instruction
 from composer_jax.tasks.repository.leaks import ReadableFiles
 from composer_jax.tasks.repository.propose import KINDS, propose
-from composer_jax.tasks.repository.revert_commit import revert_commits
+from composer_jax.tasks.repository.revert_commit import has_commit, revert_commits
 from composer_jax.tasks.repository.source import SourceFile
 from composer_jax.tasks.suites.protected import is_protected, protected_files
 from composer_jax.tasks.suites.run import SUITE_LIMITS
@@ -103,11 +103,14 @@ class BuildRequest:
 
 @dataclass(frozen=True)
 class BuildResult:
-    """tasks: the written folders, in order. kinds: kind -> tasks. rejected: gate -> candidates that it rejected."""
+    """tasks: the written folders, in order. kinds: kind -> tasks. rejected: gate -> candidates that it rejected. tests:
+    number of tests that pass in every run. uncollected: test file that cannot be imported -> why."""
 
     tasks: tuple[Path, ...]
     kinds: Counter[str]
     rejected: Counter[str]
+    tests: int
+    uncollected: Mapping[str, str]
 
 
 async def build(request: BuildRequest, pool: SandboxPool | None = None) -> BuildResult:
@@ -145,6 +148,10 @@ def install(requirements: Sequence[str], folder: Path) -> Path:
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no message"]
         raise UserError(f"pip could not install {' '.join(requirements)}: {lines[-1].strip()}")
+    for script in filter(Path.is_file, (folder / "bin").glob("*")):  # a __pycache__ may lie there, too
+        text = script.read_bytes()
+        if text.startswith(f"#!{sys.executable}".encode()):  # which a sandbox lacks
+            script.write_bytes(b"#!/usr/bin/env python\n" + text.partition(b"\n")[2])
     return folder
 
 
@@ -190,7 +197,8 @@ class _Builder:
                 # Cancelled jobs have ended; the threads that copy their folders may still run.
                 await self.pool.trees.settled()
         kinds = Counter(candidate.kind for candidate, _ in self.accepted)
-        return BuildResult(tuple(task for _, task in self.accepted), kinds, self.rejected)
+        tasks, baseline = tuple(task for _, task in self.accepted), self.baseline
+        return BuildResult(tasks, kinds, self.rejected, len(baseline.tests), baseline.uncollected)
 
     async def accept(self, stream: OrderedMap[Candidate, Verdict], most: int, progress: Progress, log: TextIO) -> None:
         """Accepts tasks from a stream until there are `most` more, or no more candidates."""
@@ -215,8 +223,8 @@ class _Builder:
         At most a fifth comes from the history; a tenth is left for combinations, which need accepted tasks.
         """
         count, kinds = self.request.count, self.request.kinds
-        git = (self.request.repository / ".git").exists()
-        if "revert_commit" in kinds if kinds is not None else git:
+        repository = self.request.repository
+        if "revert_commit" in kinds if kinds is not None else (repository / ".git").exists() and has_commit(repository):
             share = count if kinds is not None and set(kinds) == {"revert_commit"} else max(1, count // 5)
             yield self.judge_all(self.reverted_commits()), share
         proposals = self.judge_all(self.proposals([kind for kind in KINDS if kinds is None or kind in kinds]))
@@ -432,6 +440,7 @@ def _write_baseline(baseline: BaselineRun, path: Path) -> None:
         "command": baseline.command,
         "tests": len(baseline.tests),
         "unreliable": dict(baseline.unreliable),
+        "uncollected": dict(baseline.uncollected),
         "import_names": baseline.import_names,
         "excluded": baseline.excluded,
         "timeout_s": baseline.timeout_s,

@@ -1,6 +1,7 @@
 """The instruction of a task, written without a language model from docstrings, signatures, tests and a message."""
 
 import inspect
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -100,7 +101,7 @@ def describe_entity(entity: Entity, docstring: bool) -> str:
 def format_command(command: Sequence[str]) -> str:
     """The command without the options that only the report needs."""
     rest = list(command[len(PYTEST) :] if tuple(command[: len(PYTEST)]) == PYTEST else command[3:])
-    kept = [f"{word} {value}" for word, value in zip(rest, rest[1:], strict=False) if word in ("-o", "-c")]
+    kept = [f"{word} {shlex.quote(value)}" for word, value in zip(rest, rest[1:], strict=False) if word in ("-o", "-c")]
     return " ".join(["python -m pytest", *(words for words in kept if words != "-c /dev/null")])
 
 

@@ -22,17 +22,22 @@ def revert_commits(repository: Path, limit: int = 500) -> Iterator[Candidate]:
     and no later commit touched the same lines. Other files, such as a changelog, stay as they are.
     Raises UserError where `repository` is not the top of a git repository.
     """
-    try:
-        run_git("rev-parse", "--verify", "--quiet", "HEAD^{commit}", cwd=repository)
-    except GitError:
-        raise UserError(
-            f"{repository} is not a git repository with a commit; give the folder that holds .git"
-        ) from None
+    if not has_commit(repository):
+        raise UserError(f"{repository} is not a git repository with a commit; give the folder that holds .git")
     options = ("--no-merges", "--min-parents=1", f"--max-count={limit}")
     for commit in read_git("rev-list", *options, "HEAD", cwd=repository).decode().splitlines():
         reverted = _revert(repository, commit)
         if reverted is not None:
             yield reverted
+
+
+def has_commit(repository: Path) -> bool:
+    """Whether a folder is the top of a git repository with a commit."""
+    try:
+        run_git("rev-parse", "--verify", "--quiet", "HEAD^{commit}", cwd=repository)
+    except GitError:
+        return False
+    return True
 
 
 def _revert(repository: Path, commit: str) -> Candidate | None:

@@ -25,7 +25,7 @@ XFAILED, XPASSED = "failed as expected", "passed against expectation"
 ENDED_BY_CODE = "ended by the code under test"
 COUNTS_AS_PASSED = {"fail_to_pass": (PASSED, XFAILED), "pass_to_pass": (PASSED, XFAILED, SKIPPED)}
 """Group of tests -> the outcomes with which a test of it counts as passed. They are those of SWE-bench's harness
-(swebench/harness/grading.py): test_passed takes PASSED and XFAIL, and a SKIPPED test is none that test_failed finds. A
+(swebench/harness/grading.py): test_passed takes PASSED and XFAIL, and test_failed does not count SKIPPED. A
 fail-to-pass test must run. A skip or an expected failure counts only if the tests declare it: the code under test can
 raise the same exceptions, and add marks."""
 LIMIT_PROBLEMS = {"timeout": "the time is over", "out_of_memory": "out of memory", "output_limit": "too much output"}
@@ -100,7 +100,7 @@ def _outcome(test, phases, is_protected, declared):
         if code := [path for path in event["through"] if not is_protected(path)]:
             return ENDED_BY_CODE, ms, f"{code[-1]} raised the exception that ends a test: {event['message']}"
         mark = "xfail" if event["expected"] else "skip"
-        if event["outcome"] == "skipped" and not event["through"] and not _is_declared(test, mark, declared):
+        if event["outcome"] == "skipped" and not _is_declared(test, mark, declared):
             return ENDED_BY_CODE, ms, f"its file has no such mark: {event['message']}"
     if names not in (["setup", "call", "teardown"], ["setup", "teardown"]):
         return MISSING, ms, f"reported only {', '.join(names) or 'nothing'}"
@@ -185,20 +185,23 @@ def is_truncated(test):
 
 
 def outcome_of(outcomes, test, missing=MISSING):
-    """Returns the outcome of a test in test id -> outcome, or `missing`.
+    """Returns the outcome of a test in test id -> outcome, or `missing`; for a truncated id the worst of its tests."""
+    found = _outcomes_of(outcomes, test) or {missing}
+    bad = (found - set(passed) for passed in sorted(COUNTS_AS_PASSED.values(), key=len, reverse=True))
+    return min(next(filter(None, bad), found))
 
-    A truncated id that no test has stands for all ids with that prefix: for their common outcome, or for FAILED if they
-    differ.
-    """
+
+def _outcomes_of(outcomes, test):
+    """Returns the outcomes of a test: of all whose ids begin so for a truncated id that no test has."""
     if test in outcomes:
-        return outcomes[test]
-    matching = {outcome for name, outcome in outcomes.items() if name.startswith(test)} if is_truncated(test) else ()
-    return next(iter(matching)) if len(matching) == 1 else FAILED if matching else missing
+        return {outcomes[test]}
+    return {outcome for name, outcome in outcomes.items() if name.startswith(test)} if is_truncated(test) else set()
 
 
 def find_failed(outcomes, tests, group, missing=MISSING):
     """Returns those of the tests that do not count as passed. group: a key of COUNTS_AS_PASSED."""
-    return [test for test in tests if outcome_of(outcomes, test, missing) not in COUNTS_AS_PASSED[group]]
+    passed = set(COUNTS_AS_PASSED[group])
+    return [test for test in tests if not (_outcomes_of(outcomes, test) or {missing}) <= passed]
 
 
 def passed_fraction(tests, failed):

@@ -38,6 +38,24 @@ import types  # noqa: E402
 import xml.etree.ElementTree as ElementTree  # noqa: E402
 import zlib  # noqa: E402
 
+# Options by which a repository's addopts would make the report incomplete: destination -> the value that it gets.
+NEUTRAL = {
+    "numprocesses": 0,  # pytest-xdist: its workers do not report to the plugin
+    "distload": False,
+    "tx": [],
+    "looponfail": False,
+    "no_cov": True,  # pytest-cov: low coverage changes the exit status
+    "reruns": 0,  # pytest-rerunfailures: a phase is reported once
+    "force_reruns": None,
+    "stepwise": False,  # stops at the first failure
+    "stepwise_skip": False,
+    "stepwise_reset": False,
+    "forked": False,  # pytest-forked
+    "usepdb": False,  # waits for a person
+    "randomly_seed": 0,  # pytest-randomly: the same order in every run
+    "hypothesis_seed": "0",  # the same examples in every run
+}
+
 PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
 WATCHED = ("pytest", "_pytest", "pluggy", "unittest")
 LOG_BYTES = 6000
@@ -51,7 +69,9 @@ def main():
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphans of the pytest process become our children
     scratch = tempfile.mkdtemp()
-    before, declared = fingerprint(order["files"]), {path: declarations(path) for path in order["files"]}
+    before = fingerprint(order["files"])
+    names = {function_of(test) for test in order["ids"] or ()}
+    declared = {path: declarations(path, names, order["test_folders"]) for path in order["files"]}
     lines, lines_end = os.pipe()
     log = os.open(os.path.join(scratch, "log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     pid = os.fork()
@@ -89,27 +109,55 @@ def fingerprint(files):
     return digests
 
 
-def declarations(path):
+def function_of(test):
+    """Returns the name of the function in a test id."""
+    return test.partition("[")[0].rpartition("::")[2]
+
+
+def declarations(path, names, test_folders):
     """Returns {"functions": names in a test file, "xfail", "skip": names of those that mention such a mark}.
 
-    A mark outside functions, or in a conftest.py beside or above the file, may be one of any test: True. None for a
-    file that is not Python.
+    A function mentions what it imports from a file in a test folder mentions. A mark outside functions, or in a
+    conftest.py beside or above the file, may be one of any test: True. None for a file that is not Python.
+
+    names: functions to tell of. test_folders: names of folders with tests.
     """
     folder, above = os.path.dirname(path), []
     while folder not in above:
         above.append(folder)
         folder = os.path.dirname(folder)
     try:
-        functions, rest = split_functions(read_text(path))
+        functions, rest, imported = split_functions(read_text(path))
         texts = [read_text(os.path.join(folder, "conftest.py")) for folder in above]
+        helpers = {name: helper_text(path, modules, level, test_folders) for name, (modules, level) in imported.items()}
     except (OSError, SyntaxError, ValueError, RecursionError):
         return None
+
+    def mentions(pattern, text):
+        used = (helper for name, helper in helpers.items() if helper and re.search(rf"\b{re.escape(name)}\b", text))
+        return bool(pattern.search(text)) or any(map(pattern.search, used))
+
     rest += "".join(texts)
+    functions = {name: text for name, text in functions.items() if name in names}
     marks = {
-        mark: bool(pattern.search(rest)) or sorted(name for name, text in functions.items() if pattern.search(text))
+        mark: mentions(pattern, rest) or sorted(name for name, text in functions.items() if mentions(pattern, text))
         for mark, pattern in MARKS.items()
     }
     return {"functions": sorted(functions), **marks}
+
+
+def helper_text(path, modules, level, test_folders):
+    """Returns the text of those of the modules that lie in a test folder, as a test file imports them."""
+    folder = os.path.dirname(path)
+    for _ in range(level - 1):
+        folder = os.path.dirname(folder)
+    texts = []
+    for module in modules:
+        file = module.replace(".", "/")
+        places = (os.path.join(base, file) for base in ((folder,) if level else ("", folder)))
+        files = [os.path.normpath(place + end) for place in places for end in (".py", "/__init__.py")]
+        texts += [read_text(file) for file in dict.fromkeys(files) if {*file.split("/")} & {*test_folders}]
+    return "\n".join(texts)
 
 
 def read_text(path):
@@ -122,17 +170,24 @@ def read_text(path):
 
 
 def split_functions(text):
-    """Returns function name -> source, with its decorators, and the source outside functions and imports."""
-    functions, rest, nodes = {}, [], list(ast.parse(text).body)
+    """Returns function name -> source, with its decorators; the source outside functions and imports; and imported
+    name -> (modules of which one has it, level of ast.ImportFrom)."""
+    functions, rest, imported, nodes = {}, [], {}, list(ast.parse(text).body)
     for node in nodes:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             functions[node.name] = functions.get(node.name, "") + ast.unparse(node)
         elif isinstance(node, ast.ClassDef):
             nodes += node.body
             rest += [ast.unparse(part) for part in (*node.decorator_list, *node.bases, *node.keywords)]
-        elif not isinstance(node, (ast.Import, ast.ImportFrom)):
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:  # of a module, or a module of a package
+                modules = [node.module, f"{node.module}.{alias.name}"] if node.module else [alias.name]
+                imported[alias.asname or alias.name] = modules, node.level
+        elif isinstance(node, ast.Import):
+            imported |= {alias.asname or alias.name.partition(".")[0]: ([alias.name], 0) for alias in node.names}
+        else:
             rest.append(ast.unparse(node))
-    return functions, "\n".join(rest)
+    return functions, "\n".join(rest), imported
 
 
 def listen(pid, lines):
@@ -221,6 +276,10 @@ def become_pytest(order, scratch, lines, log):
 
         for name in default_plugins:
             importlib.import_module(f"_pytest.{name}")
+        # Outermost, so that it sees what options such as -m and the conftest files have left.
+        pytest.hookimpl(hookwrapper=True, tryfirst=True)(Witness.pytest_collection_modifyitems)
+        pytest.hookimpl(hookwrapper=True)(Neutralizer.pytest_load_initial_conftests)
+        pytest.hookimpl(hookwrapper=True)(Neutralizer.pytest_cmdline_main)
         pytest.hookimpl(tryfirst=True)(Witness.pytest_load_initial_conftests)
         pytest.hookimpl(hookwrapper=True)(Witness.pytest_runtest_makereport)
         plugins = [Witness(lines, order)]
@@ -234,8 +293,10 @@ def become_pytest(order, scratch, lines, log):
         sys.path.insert(0, os.getcwd())
         sys.argv = ["pytest"]
         junit = os.path.join(scratch, "junit.xml")
-        options = ["-p", "no:cacheprovider", f"--junitxml={junit}", "--continue-on-collection-errors", "--maxfail=0"]
-        code = int(pytest.main([*order["arguments"], *options, *files], plugins=plugins))
+        cache = f"cache_dir={os.path.join(scratch, 'cache')}"
+        options = ["-rfEs", "-o", cache, f"--junitxml={junit}", "--continue-on-collection-errors", "--maxfail=0"]
+        arguments = [*with_cache(order["arguments"]), *options, *files]
+        code = int(pytest.main(arguments, plugins=[*plugins, Neutralizer()]))
         plugins[0].ended(code)
     except (
         BaseException
@@ -245,6 +306,17 @@ def become_pytest(order, scratch, lines, log):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def with_cache(arguments):
+    """Returns the arguments without "-p no:cacheprovider", which makes pytest refuse addopts such as --failed-first."""
+    kept = []
+    for word in arguments:
+        if word == "no:cacheprovider" and kept[-1:] == ["-p"]:
+            kept.pop()
+        else:
+            kept.append(word)
+    return kept
 
 
 class Witness:
@@ -278,6 +350,7 @@ class Witness:
             self.say(uncollected=report.nodeid, message=str(report.longrepr)[-2000:])
 
     def pytest_collection_modifyitems(self, session, config, items):
+        yield
         if self.ids is not None:
             kept, rest = [], []
             for item in items:
@@ -314,7 +387,7 @@ class Witness:
         outcome.get_result().composer_through = [] if info is None else self.files_through(info.value)
 
     def files_through(self, exception):
-        """Returns relative paths, the outermost first; none for exceptions that do not end a test without a failure."""
+        """Returns relative paths; none for exceptions that do not end a test without a failure."""
         import unittest
 
         import pytest
@@ -332,7 +405,7 @@ class Witness:
             trace = trace.tb_next
         # pytest raises an exception of its own where it handles unittest's.
         inner = exception.__context__
-        return paths if paths or inner is None else self.files_through(inner)
+        return sorted({*paths}) if paths or inner is None else self.files_through(inner)
 
     def pytest_runtest_logreport(self, report):
         crash = getattr(report.longrepr, "reprcrash", None)
@@ -350,6 +423,36 @@ class Witness:
 
     def ended(self, code):
         self.say(ended=code, changed=self.changed())
+
+
+class Neutralizer:
+    """Plugin that gives the options in NEUTRAL their values, before any other plugin reads them.
+
+    It also switches off the limits of hypothesis on time, which a right solution exceeds on a busy machine.
+    """
+
+    def pytest_load_initial_conftests(self, early_config):
+        self.neutralize(early_config.known_args_namespace)
+        yield
+
+    def pytest_cmdline_main(self, config):
+        self.neutralize(config.option)
+        yield
+
+    def pytest_sessionstart(self, session):
+        if session.config.pluginmanager.hasplugin("hypothesispytest"):
+            import hypothesis
+
+            own = hypothesis.settings().suppress_health_check
+            checks = [*own, hypothesis.HealthCheck.too_slow]
+            timeless = hypothesis.settings(deadline=None, suppress_health_check=checks)
+            hypothesis.settings.register_profile("composer", timeless)
+            hypothesis.settings.load_profile("composer")
+
+    def neutralize(self, options):
+        for name, value in NEUTRAL.items():
+            if hasattr(options, name):
+                setattr(options, name, value)
 
 
 def must_fail():

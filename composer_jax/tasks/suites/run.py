@@ -11,10 +11,12 @@ from composer_jax.errors import UserError
 from composer_jax.sandbox import Change, Sandbox, SandboxFileError, SandboxLimits, SandboxPool
 from composer_jax.tasks.retry import apply_layers, retry_if_sandbox_dies
 from composer_jax.tasks.suites import judge
-from composer_jax.tasks.suites.protected import is_protected
+from composer_jax.tasks.suites.protected import FOLDERS, is_protected
 
 DECOYS = 3
-SUITE_LIMITS = SandboxLimits(cpu_s=600, memory_mb=2048, output_kb=8192, open_files=1024, workspace_mb=256, tmp_mb=128)
+SUITE_LIMITS = SandboxLimits(
+    cpu_s=600, memory_mb=2048, processes=512, output_kb=8192, open_files=1024, workspace_mb=256, tmp_mb=128
+)
 """Limits for every pool in which tasks with a suite are made, validated, played or graded. Our choice."""
 _REPORT_BYTES, _TEST_BYTES = 32 << 10, 2 << 10
 RUNNER_SOURCE = Path(__file__).with_name("pytest_runner.py").read_text(encoding="utf-8")
@@ -105,6 +107,7 @@ async def run_test_suite(
         "prefixes": list(filter(judge.is_truncated, tests or ())),
         "secret": secret,
         "decoys": DECOYS,
+        "test_folders": FOLDERS,
         "tracer": tracer,
     }
     tree, installed = await pool.trees.get(repository), await pool.trees.get(packages)

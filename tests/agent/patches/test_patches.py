@@ -219,6 +219,27 @@ def test_text_after_a_hunk_with_wrong_counts_is_no_part_of_it():
     assert apply_hunks("a\nb\n", patch.hunks) == "a\nB\n"
 
 
+def test_a_list_below_a_blank_line_is_prose_only_behind_a_hunk_with_true_counts():
+    """Where the counts are wrong, the blank line may be context of the hunk and `- done` one of its lines."""
+    text = "--- a/f\n+++ b/f\n@@ -1,{0} +1,{0} @@\n a\n-b\n+B\n\nNotes:\n- done\n"
+    [patch] = parse_patch(text.format(2))
+    assert apply_hunks("a\nb\n", patch.hunks) == "a\nB\n"
+    with pytest.raises(PatchError, match="starts with neither blank, [+] nor -: 'Notes:'"):
+        parse_patch(text.format(9))
+
+
+MANY = 10_000
+
+
+def test_many_anchors_and_hunks_take_no_quadratic_time():
+    lines = [f"{number}\n" for number in range(2 * MANY)]
+    anchors = Hunk(("x\n",), N, None, ("1",) * 5000)
+    with pytest.raises(PatchError, match="old lines are not in the file behind line "):
+        apply_hunks("".join(lines), [anchors])
+    hunks = [Hunk((lines[at],), N, at + 1) for at in range(0, 2 * MANY, 2)]
+    assert apply_hunks("".join(lines), hunks) == "".join(f"n\n{line}" for line in lines[1::2])
+
+
 def test_the_place_of_a_hunk_without_old_lines():
     after = Hunk((), ("n\n",), 1)
     assert apply_hunks("a\nb\n", (after,)) == "a\nn\nb\n"

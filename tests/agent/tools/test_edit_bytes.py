@@ -101,6 +101,16 @@ def test_a_byte_order_mark_is_not_shown():
     assert call({"f": b"a\rb\r"}, "read_file", path="f")[0].startswith("     1\ta\n     2\tb\n")
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_lines_are_numbered_as_read_file_numbers_them(end):
+    files = {"f": end.join(["a", "b", "c", "b", "a", ""]).encode()}
+    for old, first in (("c", 3), ("c\n", 3), (f"c{end}b{end}a", 3)):
+        answer, _ = call(files, "edit_file", path="f", old=old, new=f"C{end}C2")
+        assert answer == f"edited f: lines {first} to {first + 1} are new"
+    assert call(files, "edit_file", path="f", old="c", new="")[0] == "edited f: text at line 3 is gone"
+    assert "old is 2 times in f, at lines 2, 4;" in call(files, "edit_file", path="f", old="b", new="x")[0]
+
+
 LATIN = "name = 'café'\r\nx = 1\r\n".encode("latin-1")
 
 

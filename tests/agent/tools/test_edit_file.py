@@ -2,8 +2,11 @@
 
 import pytest
 
+from composer_jax.agent import workspace as workspaces
 from composer_jax.agent.similar_lines import MAX_COMPARED, describe_similar_lines
-from composer_jax.sandbox import Change
+from composer_jax.agent.workspace import Workspace
+from composer_jax.sandbox import Change, SandboxFileError
+from tests.agent.conftest import task_of
 
 TABLE = "src/rates/table.py"
 
@@ -164,6 +167,30 @@ async def test_a_patch_that_does_not_fit_changes_nothing(chat, patch, expected):
     answer = await chat.ask("apply_patch", patch=patch)
     assert answer.startswith("ERROR ") and expected in answer
     assert chat.workspace.changes == {}
+
+
+async def test_a_patch_of_many_files_takes_no_quadratic_time(chat):
+    names = [f"many/{number}/a" for number in range(5000)]
+    added = "".join(f"*** Add File: {name}\n+x\n" for name in names)
+    answer = await chat.ask("apply_patch", patch=f"*** Begin Patch\n{added}*** End Patch")
+    assert answer.startswith("created many/0/a\n") and len(chat.workspace.changes) == len(names)
+
+
+def test_folders_and_room_follow_every_change(monkeypatch):
+    monkeypatch.setattr(workspaces, "MAX_CHANGED", 6)
+    workspace = Workspace(task_of({}), None)
+    workspace.write("x/y/a", b"123")
+    workspace.write("x/b", b"456")
+    with pytest.raises(SandboxFileError, match="no space left for c"):
+        workspace.write("c", b"7")
+    workspace.write("x/b", b"45")
+    workspace.delete("x/y/a")
+    assert (workspace.kind("x"), workspace.kind("x/y")) == ("folder", None)
+    with pytest.raises(SandboxFileError, match="no space left for c"):
+        workspace.replace({"x/b": None, "c": (b"1234567", None)})
+    assert workspace.kind("x") == "folder"
+    workspace.replace({"x/b": None, "c": (b"123456", None)})
+    assert workspace.kind("x") is None and workspace.files["c"] == b"123456"
 
 
 async def test_a_patch_may_change_a_file_twice(chat):

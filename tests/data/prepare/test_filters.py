@@ -59,9 +59,41 @@ def test_only_the_languages_asked_for():
     ids=str,
 )
 def test_contents(data, language, reason):
-    text, why = filter_text(data, language)
+    text, why = filter_text(data, language, "a.py")
     assert why == reason
     assert text == ("" if reason else data.decode("utf-8-sig").replace("\r\n", "\n"))
+
+
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "data", "kind"),
+    [
+        ("data.sql", LFS, "pointer"),
+        ("data.sql", b"/annex/objects/SHA256E-s5--ab.sql\n", "pointer"),
+        ("docs/README.md", b"../README.md", "link"),
+        ("README", b"README.md", "link"),
+        ("a/util.py", b"b/util.py", "link"),
+        ("model.txt", b"../.git/annex/objects/P7/x/SHA256E-s5--ab.txt/SHA256E-s5--ab.txt", "link"),
+        ("notes.md", LFS + b"more\n" * 300, None),
+        ("version.txt", b"1.2.3", None),
+        ("a.py", b"import b.py\n", None),
+        ("pass.py", b"pass\n", None),
+        ("stub.pyi", b"...", None),
+        ("run.sh", b"./run.py\n", None),
+        ("requirements.txt", b"requirements", None),
+        ("numpy.txt", b"numpy", None),
+        ("version.txt", b"1.txt", None),
+        ("docs/index.md", b"README.md", None),
+        ("README", b"README", None),
+        ("a.py", b"a", None),
+        ("docs/index.md", b"guide/README.md", "link"),
+        ("a.py", b"b.py", "link"),
+    ],
+)
+def test_files_that_only_name_another_one_are_left_out(path, data, kind):
+    assert filter_text(data, language_of(path), path)[1] == kind
 
 
 def random_token(count: int, seed: int = 0) -> str:
@@ -83,7 +115,7 @@ SECRETS = {
 @pytest.mark.parametrize("kind", SECRETS)
 def test_secrets_are_seen_anywhere_in_a_file(kind):
     assert holds_secret((code(1) + SECRETS[kind] + "\n" + code(2)).encode())
-    assert filter_text((code(1) + SECRETS[kind] + "\n").encode(), PYTHON) == ("", "secret")
+    assert filter_text((code(1) + SECRETS[kind] + "\n").encode(), PYTHON, "a.py") == ("", "secret")
 
 
 @pytest.mark.parametrize(

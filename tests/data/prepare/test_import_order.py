@@ -80,3 +80,20 @@ def test_documents_of_a_repository_have_headers_and_a_size():
     assert "# p/m0.py\nx = " in joined and "/* style.css */\na {}\n<!-- z.md -->\n# Z\n" in joined
     assert all(text in joined for text in files.values())
     assert len(list(repository_documents(files, 10))) == len(files)
+
+
+@pytest.mark.parametrize(
+    ("path", "header"),
+    [
+        ("new\nline.py", "# new\\nline.py\n"),
+        ("a\r\x1b\u2028b.go", "// a\\r\\x1b\\u2028b.go\n"),
+        ("a-->b.html", "<!-- a- - >b.html -->\n"),
+        ("a*/b.css", "/* a* /b.css */\n"),
+        ("a*)b.ml", "(* a* )b.ml *)\n"),
+        ("caf\udce9.py", "# caf\ufffd.py\n"),
+        ("\u00e9 b\\n.md", "<!-- \u00e9 b\\n.md -->\n"),
+    ],
+)
+def test_a_path_stays_in_the_comment_line_before_its_file(path, header):
+    (document,) = repository_documents({path: "text\n"}, 1000)
+    assert document.context + document.last == header + "text\n"

@@ -1,6 +1,7 @@
 """What is read of git repositories, folders and rows, and which commits become text."""
 
 import json
+import os
 
 import pyarrow
 import pytest
@@ -30,10 +31,130 @@ def test_a_repository_reads_as_committed(tmp_path):
     git(folder, "add", "--all")
     commit(folder, "second")
     write_files(folder, {"a.py": "changed, not committed\n", "new.py": "not committed\n"})
-    assert candidates(tmp_path, folder) == [[("a.py", b"x = 1\n"), ("é b.md", b"# Z\n")]]
+    expected = [[("a.py", b"x = 1\n"), ("é b.md", b"# Z\n"), ("link.py", "link")]]
+    assert candidates(tmp_path, folder) == expected
     git(tmp_path, "clone", "--quiet", "--bare", str(folder), str(tmp_path / "bare"))
     assert is_repository(tmp_path / "bare")
-    assert candidates(tmp_path, tmp_path / "bare") == [[("a.py", b"x = 1\n"), ("é b.md", b"# Z\n")]]
+    assert candidates(tmp_path, tmp_path / "bare") == expected
+    git(folder, "checkout", "--quiet", "--detach")
+    git(folder, "worktree", "add", "--quiet", "--detach", str(tmp_path / "worktree"))
+    assert candidates(tmp_path, tmp_path / "worktree") == candidates(tmp_path, folder) == expected
+
+
+def test_repositories_that_cannot_be_read_are_left_out_and_the_others_are_read(tmp_path):
+    many = tmp_path / "many"
+    make_repository(many / "empty")
+    git(make_repository(many / "head", ("first", {"a.py": "x = 1\n"})), "symbolic-ref", "HEAD", "refs/heads/gone")
+    write_files(many, {"worktree/.git": "gitdir: /nowhere\n", "worktree/a.py": "w = 1\n"})
+    tree = git(make_repository(many / "tree", ("first", {"a.py": "y = 1\n"})), "rev-parse", "HEAD^{tree}").strip()
+    (many / "tree/.git/objects" / tree[:2] / tree[2:]).unlink()
+    make_repository(many / "whole", ("first", {"a.py": "z = 1\n"}))
+    (unit,) = candidates(tmp_path, many)
+    assert sorted(unit, key=str) == [(".", "unreadable repository")] * 4 + [("a.py", b"z = 1\n")]
+
+
+def test_links_submodules_and_pipes_are_counted(tmp_path):
+    inner = make_repository(tmp_path / "inner", ("first", {"b.py": "b = 1\n"}))
+    folder = make_repository(tmp_path / "all/r", ("first", {"a.py": "x = 1\n"}))
+    git(folder, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(inner), "lib")
+    (folder / "link").symlink_to("lib")
+    git(folder, "add", "--all")
+    commit(folder, "second")
+    (tmp_path / "all/folder").symlink_to("r")
+    (tmp_path / "all/c.py").symlink_to("gone.py")
+    os.mkfifo(tmp_path / "all/pipe.py")
+    (unit,) = candidates(tmp_path, tmp_path / "all")
+    assert [(path, content) for path, content in unit if isinstance(content, str)] == [
+        (".gitmodules", "unknown language"), ("lib", "submodule"), ("link", "link"),
+        ("c.py", "link"), ("folder", "link"), ("pipe.py", "unreadable"),
+    ]  # fmt: skip
+    assert [content for _, content in unit if isinstance(content, bytes)] == [b"x = 1\n"]
+
+
+def test_commits_at_the_edge_of_a_shallow_clone_are_left_out(tmp_path):
+    folder = make_repository(
+        tmp_path / "r", *((f"Adds {name}", {f"{name}.py": f"{name} = 1\n"}) for name in ("a", "b", "c"))
+    )
+    edge = "edge of a shallow clone"
+    for depth, commits, expected in ((1, 5, [edge]), (2, 5, [b"Adds c", edge]), (2, 1, [b"Adds c"]), (9, 2, None)):
+        clone = tmp_path / f"{depth} {commits}"
+        git(tmp_path, "clone", "--quiet", "--depth", str(depth), f"file://{folder}", str(clone))
+        config = PrepareConfig(heldout_fraction=0.0, commits=commits)
+        (unit,) = candidates(tmp_path, clone, config=config)
+        contents = [content for path, content in unit if len(path) == 40]
+        texts = [content if isinstance(content, str) else content.partition(b"\n")[0] for content in contents]
+        assert texts == (expected or [b"Adds c", b"Adds b"])
+
+
+def test_a_history_with_missing_objects_is_counted(tmp_path):
+    folder = make_repository(tmp_path / "r", ("first", {"a.py": "x = 1\n"}), ("second", {"a.py": "x = 2\n"}))
+    blob = git(folder, "rev-parse", "HEAD~1:a.py").strip()
+    (folder / ".git/objects" / blob[:2] / blob[2:]).unlink()
+    (unit,) = candidates(tmp_path, folder, config=PrepareConfig(heldout_fraction=0.0, commits=5))
+    assert unit == [("a.py", b"x = 2\n"), (git(folder, "rev-parse", "HEAD").strip(), "incomplete history")]
+
+
+def test_links_and_pointers_are_in_no_commit(tmp_path):
+    pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 5\n"
+    folder = make_repository(tmp_path / "r", ("first", {"a.py": "x = 1\n"}))
+    (folder / "link.py").symlink_to("a.py")
+    write_files(folder, {"big.sql": pointer, "b.py": "y = 1\n"})
+    git(folder, "add", "--all")
+    commit(folder, "second")
+    (folder / "link.py").unlink()
+    (folder / "link.py").symlink_to("b.py")
+    git(folder, "add", "--all")
+    commit(folder, "third")
+    git(folder, "commit", "--quiet", "--allow-empty", "--message", "empty", second=30)
+    (unit,) = candidates(tmp_path, folder, config=PrepareConfig(heldout_fraction=0.0, commits=3))
+    empty, third, second = (content for path, content in unit if len(path) == 40)
+    assert empty == third == "no training file"
+    assert b"b.py" in second and b"link.py" not in second and b"big.sql" not in second
+
+
+LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:{}\nsize 5\n"
+FIRST, SECOND = LFS.format("0" * 64), LFS.format("1" * 64)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (FIRST, SECOND),
+        (FIRST, None),
+        ("SELECT 1;\nSELECT 2;\n", FIRST),
+        (FIRST, "SELECT 1;\n"),
+        ("SELECT 1;", FIRST.replace("git-lfs", "hawser")),
+        (None, "/annex/objects/SHA256E-s5--ab.sql\n"),
+    ],
+)
+def test_no_change_of_a_pointer_is_in_a_commit(tmp_path, before, after):
+    (change,) = second_commit(tmp_path, "big.sql", before, after)
+    assert b"a/b.py" in change and b"big.sql" not in change
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("# Files\n" + FIRST, "# Files\n" + SECOND),
+        ("# Files\n" + FIRST, None),
+        ("# Files\n" * 9 + FIRST, "# Files\n" * 9 + SECOND),
+    ],
+)
+def test_a_document_that_shows_a_pointer_is_in_its_commit(tmp_path, before, after):
+    (change,) = second_commit(tmp_path, "files.md", before, after)
+    assert b"git-lfs" in change
+
+
+def second_commit(tmp_path, path, before, after):
+    """The text of a commit that changes b.py and a file: its content before and after, None if there is none."""
+    folder = make_repository(tmp_path / "r", ("first", {"b.py": "y = 1\n"} | ({path: before} if before else {})))
+    write_files(folder, {"b.py": "y = 2\n"} | ({path: after} if after else {}))
+    if after is None:
+        (folder / path).unlink()
+    git(folder, "add", "--all")
+    commit(folder, "second")
+    (unit,) = candidates(tmp_path, folder, config=PrepareConfig(heldout_fraction=0.0, commits=1))
+    return [content for name, content in unit if len(name) == 40]
 
 
 def test_repositories_in_a_folder_are_read_one_by_one(tmp_path):
@@ -143,7 +264,10 @@ def test_sources_that_cannot_be_read_are_named(tmp_path):
 def test_a_damaged_repository_is_a_sentence_or_counted(tmp_path):
     folder = make_repository(tmp_path / "r", ("first", {"a.py": "x = 1\n", "b.py": "y = 1\n"}))
     config = KEEP_ALL
+    other = git(folder, "rev-parse", "HEAD:b.py").strip()
+    (folder / ".git/objects" / other[:2] / other[2:]).rename(tmp_path / "b.py")  # before it is listed
     write_units([str(folder)], config, tmp_path / "out")
+    (tmp_path / "b.py").rename(folder / ".git/objects" / other[:2] / other[2:])
     blob = git(folder, "rev-parse", "HEAD:a.py").strip()
     (folder / ".git/objects" / blob[:2] / blob[2:]).unlink()
     (first, second) = read_candidates(read_unit(unit_file(tmp_path / "out", 0)), config)

@@ -12,6 +12,7 @@ from composer_jax.tasks import ScriptGrader, Task
 from composer_jax.tasks.formats import ReadOptions, read_tasks
 from composer_jax.tasks.grading import grade
 from composer_jax.tasks.harbor import write_task
+from composer_jax.tasks.validate import validate
 from tests.demo.generate import generate
 
 TOML = """
@@ -211,6 +212,21 @@ def test_variables_of_the_environment_need_a_container(make, options, monkeypatc
         read_tasks(make({"task.toml": toml.replace(":-default", "")}), options)
 
 
+def test_variables_of_the_solution_are_expanded_where_it_runs(make, options, monkeypatch, pool):
+    monkeypatch.delenv("COMPOSER_TEST_KEY", raising=False)
+    path = make({"task.toml": TOML + "[solution.env]\nSUM = '${COMPOSER_TEST_KEY}'\n"})
+    (path / "solution/solve.sh").write_text("echo $SUM > /app/out/sum.txt\n")
+    task = read_one(path, options)
+    assert task.metadata["solution_environment"] == {"SUM": "${COMPOSER_TEST_KEY}"}
+    (validation,) = asyncio.run(validate([task], pool, runs=1))
+    assert validation.verdict == "unknown"
+    assert validation.detail == (
+        f"{path}/task.toml [solution] [env] needs the environment variable COMPOSER_TEST_KEY; set it"
+    )
+    monkeypatch.setenv("COMPOSER_TEST_KEY", "6")
+    assert asyncio.run(validate([task], pool, runs=1))[0].verdict == "valid"
+
+
 @pytest.mark.parametrize(
     ("old", "new", "network"),
     [
@@ -247,6 +263,13 @@ CHANGED = [
         "[verifier]",
         "[verifier]\njudge = 'model-x'",
         r"something unknown \(\[verifier\] judge = 'model-x'\).*run it with",
+    ),
+    ("cpus = 2", "mcp_servers = 'linux'", r"MCP servers \(\[environment\] mcp_servers = 'linux'\)"),
+    ("cpus = 2", "privileged = true", r"something unknown \(\[environment\] privileged = True\)"),
+    ("[agent]", "[agent]\nallowed_hosts = ['a']", r"to some hosts \(\[agent\] allowed_hosts = \['a'\]\)"),
+    *(
+        ("cpus = 2", f"workdir = '{path}'", "it must be an absolute path below /")
+        for path in ("sub", "/", "//", "/a/..")
     ),
     ("[verifier]", "[verifier]\nuser = 'me'", r"another user \(\[verifier\] user = 'me'\)"),
     ("cpus = 2", "cpus = 'two'", "cpus = 'two'; it must be a number"),
@@ -294,6 +317,7 @@ def test_what_cannot_be_run_here_is_refused_by_name(make, options, file, text, s
 
 def test_fields_that_ask_for_nothing_are_not_refused(make, options):
     more = "storage_mb = 10240\nbuild_timeout_sec = 600.0\nos = 'linux'\nmcp_servers = []\nskills_dir = ''\n"
+    more += "privileged = false\nretries = 0\nallowed_hosts = []\n"
     more += "workdir = '/app'"
     task = read_one(make({"task.toml": TOML.replace("cpus = 2", more)}), options)
     assert task.image is None and task.metadata["workdir"] == "/app"

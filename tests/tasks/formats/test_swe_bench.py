@@ -111,7 +111,7 @@ def test_rows_of_other_languages_are_graded_by_their_log(read, bench_row):
     assert Task.from_json(json.loads(json.dumps(task.to_json()))) == task
     with pytest.raises(UserError, match="cannot be graded: it has no eval_script"):
         read(bench_row, **names)
-    with pytest.raises(UserError, match="line 1 has log_parser = 'parse_log_fortran', which is unknown here"):
+    with pytest.raises(UserError, match="line 1: the log parser 'parse_log_fortran' is unknown"):
         read(bench_row, **names, **{**more, "log_parser": "parse_log_fortran"})
 
 
@@ -145,12 +145,12 @@ def test_rows_that_cannot_be_used_are_left_out_and_counted(bench_row, options, t
     path = write_rows(tmp_path / "rows.jsonl", *rows)
     skipped = []
     assert [task.id for task in read_tasks(path, options, skipped)] == ["acme__calc-0"]
-    assert len(skipped) == 5 and "x__y" in skipped[0] and "line 3 has log_parser = 'parse_log_bpmn_js'" in skipped[1]
+    assert len(skipped) == 5 and "x__y" in skipped[0] and "line 3: the log parser 'parse_log_bpmn_js'" in skipped[1]
     assert [task.id for task in read_tasks(path, options)] == ["acme__calc-0"]
     (sentence,) = [record.getMessage() for record in caplog.records]
     assert sentence.startswith(f"5 of 6 tasks of {path} are left out: ") and sentence.endswith("; and 2 more.")
-    assert "line 4 has log_parser = 'parse_log_bpmn_js'" in sentence
-    with pytest.raises(UserError, match="line 1 has log_parser = 'parse_log_bpmn_js'"):
+    assert "line 4: the log parser 'parse_log_bpmn_js'" in sentence
+    with pytest.raises(UserError, match="line 1: the log parser 'parse_log_bpmn_js'"):
         read_tasks(write_rows(path, *rows[2:]), options, skipped)
     with pytest.raises(UserError, match="holds the task acme__calc-7 twice"):
         read_tasks(write_rows(path, bench_row, bench_row), options)

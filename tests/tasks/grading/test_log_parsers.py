@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from composer_jax.errors import UserError
-from composer_jax.tasks.grading.log_parsers import PARSERS, parse
+from composer_jax.tasks.grading.log_parsers import PARSERS, NamesTooLongError, parse
 from composer_jax.tasks.suites.judge import FAILED, PASSED, SKIPPED, XFAILED
 
 P, F, S, X = PASSED, FAILED, SKIPPED, XFAILED
@@ -200,6 +200,37 @@ FORMATS = {
         {"TestA": P, "TestB/sub_1": F},
     ),
     "cargo with output": ("cargo", "test a ... hello\nok\ntest b ... FAILED\n", {"a": P, "b": F}),
+    "cargo's list of failures": (
+        "cargo",
+        "test a ... \ntest z ... \nok\nFAILED\ntest b ... \nok\n\nfailures:\n\nfailures:\n    a\n\n"
+        "test result: FAILED. 1 passed; 1 failed\n    x\n",
+        {"a": F, "z": F, "b": P},
+    ),
+    "sympy's list of failures": (
+        "sympy",
+        "test_a \nok\ntest_z z\nF\n\n_____ sympy/core/tests/test_x.py:test_a _____\nTraceback\n",
+        {"test_a": F, "test_z": F, "sympy/core/tests/test_x.py:test_a": F},
+    ),
+    "names of ctest": (
+        "ctest",
+        "1/7 Test #1: a *** b ....   Passed    0.01 sec\n2/7 Test  #2: has  Passed ...   Passed    0.01 sec\n"
+        "3/7 Test #3: long ....***Failed  1234.5 sec\n4/7 Test #4: x .....***Failed  Required regular expression not "
+        "found. Regex=[1 sec\n]  0.02 sec\n5/7 Test #5: y ....***Exception: SegFault  12345.67 sec\n",
+        {"a *** b": P, "has  Passed": P, "long": F, "y": F},
+    ),
+    "names of pytest's progress": (
+        "pytest",
+        "a.py::t[x PASSED (y)] FAILED [ 10%]\na.py::t[expect FAILED] PASSED\n"
+        "a.py::t[PASSED] SKIPPED (no (more) numpy)  [ 50%]\na.py::t[x] SKIPPED (no numpy)\n"
+        "a.py::u[ - ] PASSED [100%]\n",
+        of((F, P, S, S, P), "t[x PASSED (y)]; t[expect FAILED]; t[PASSED]; t[x]; u[ - ]", "a.py::"),
+    ),
+    "reasons of pytest's summary": (
+        "pytest",
+        SUMMARY + "FAILED a.py::t[x - y - z] - a - b\nFAILED a.py::t[[x] - y]] - [z]\nERROR a.py - no - way\n"
+        "FAILED a.py::t[x - y\nFAILED a.py::u\n",
+        of((F, F, F, F, F), "a.py::t[x - y - z]; a.py::t[[x] - y]]; a.py; a.py::t[x - y; a.py::u"),
+    ),
     "nextest": (
         "cargo",
         "        PASS [   0.005s] calc tests::a\n        FAIL [   0.1s] (2/2) calc tests::b\n",
@@ -212,6 +243,26 @@ FORMATS = {
     ),
     "jest as JSON": ("jest_json", "[PASSED] calc adds\n[FAILED] calc breaks\n", {"calc adds": P, "calc breaks": F}),
     "immutable.js": ("immutable_js", "  ✓ adds (3 ms)\n[FAILED] calc breaks\n", {"adds": P, "calc breaks": F}),
+    "mocha twice": (
+        "mocha",
+        "  A\n    ✓ a\n    1) b\n\n  1 passing (3ms)\n  1 failing\n\n  1) A\n       b:\n      - c\n\n  B\n"
+        "    ✓ d\n    - e\n    1) f\n\n  1 passing (3ms)\n  1 failing\n\n  1) B\n",
+        of((P, F, P, S, F), "a; b; d; e; f"),
+    ),
+    "rspec twice": (
+        "rspec",
+        "\nCalc\n  adds\n  breaks (FAILED - 1)\n\nFailures:\n\n  1) Calc breaks\n     Failure/Error: no\n\n"
+        "Note:\n  no example\n\nFinished in 0.1 seconds (files took 0.1 seconds to load)\n2 examples, 1 failure\n\n"
+        "Failed examples:\n\nrspec ./a.rb:1 # Calc breaks\n\nRandomized with seed 1\n\nOther\n  subs\nhello\n"
+        "  fails (FAILED - 1)\n\nFinished in 0.1 seconds\n1 example, 0 failures\n",
+        of((P, F, P, F), "Calc adds; Calc breaks; Other subs; Other fails"),
+    ),
+    "karma twice": (
+        "karma",
+        "Starting browser Chrome\n\n  calc\n    ✔ adds\nSUMMARY:\n✔ 1 test\n"
+        "Starting browser Firefox\n\n  other\n    ✖ breaks\nSUMMARY:\n✖ 1 test\n",
+        {"calc > adds": P, "other > breaks": F},
+    ),
     "karma": (
         "karma",
         "  ✔ before\nStarting browser Chrome\n\n  calc\n    ✔ adds\n    inner\n      ✖ breaks\n  other\n"
@@ -222,6 +273,11 @@ FORMATS = {
         "tap",
         "ok 1 - a # time=1.2ms\nnot ok 2 b\nok 3 - c # SKIP no\n",
         {"a": P, "- a": P, "b": F, "c": S},
+    ),
+    "tap's names with a hash": (
+        "tap",
+        "ok 1 foo#skipWhile\nok 2 List#todo returns all\nnot ok 3 issue #12\nok 4 # skip\nnot ok 5 c # TODO later\n",
+        {"foo#skipWhile": P, "List#todo returns all": P, "issue #12": F, "c": S},
     ),
     "phpunit's namespaces": ("phpunit", "Calc (Acme\\CalcTest)\n ✔ Adds [0.12 ms]\n", {"Calc > Adds": P}),
     "rspec as JSON": (
@@ -259,6 +315,16 @@ FORMATS = {
         '<Expression success="false"/></SubCase><OverallResultsAsserts test_case_success="false"/></TestCase>'
         '<TestCase name="later" skipped="true"/></TestSuite></doctest>\n',
         {"calc": F, "calc > adds": P, "calc > breaks": F, "later": S},
+    ),
+    "doctest twice, with subcases in subcases": (
+        "doctest",
+        "".join(
+            f'<?xml version="1.0"?>\n<doctest binary="t"><TestSuite><TestCase name="{case}"><SubCase name="outer">'
+            f'<SubCase name="inner"><Expression success="{success}"/></SubCase><SubCase name="last"/></SubCase>'
+            f'<OverallResultsAsserts test_case_success="{success}"/></TestCase></TestSuite></doctest>\n'
+            for case, success in (("a", "true"), ("b", "false"))
+        ),
+        of((P, P, P, P), "a; a > outer; a > inner; a > last") | of((F, F, F, P), "b; b > outer; b > inner; b > last"),
     ),
     "redis": (
         "redis",
@@ -329,6 +395,64 @@ HOSTILE = (
 def test_parsers_take_linear_time_for_long_lines(parser):
     lines = [f"{start}{piece * 20_000}" for piece in HOSTILE for start in ("", "test_a (b) ", "ok 1 ", "[ OK ] a")]
     parse(parser, "\n".join(lines))  # a quadratic pattern takes minutes
+
+
+LONG = {
+    "googletest, words": ("googletest", "[OK] a " * 100_000 + "x"),
+    "googletest, parameters": ("googletest", "[OK] a, where " * 100_000 + "x"),
+    "ctest, spaces": ("ctest", "1/1 Test #1: a ..." + " " * 400_000 + "x"),
+    "ctest, failures": ("ctest", "1/1 Test #1: a ." + " ***" * 200_000 + "x"),
+    "ctest, spaces behind a failure": ("ctest", "1/1 Test #1: a ...***Failed" + " " * 400_000 + "x"),
+    "pytest, words": ("pytest", "a::b" + " PASSED (" * 400_000 + "x"),
+    "maven, builds": ("maven", "-Dtest=a\n" * 400_000 + "BUILD SUCCESS\n" * 400_000),
+    "doctest, subcases": (
+        "doctest",
+        "<doctest ><TestSuite><TestCase><OverallResultsAsserts/>"
+        + ("<SubCase>" * 200_000 + "</SubCase>" * 200_000 + "</TestCase></TestSuite></doctest>"),
+    ),
+}
+"""What a log repeats -> parser, log. A quadratic parser takes minutes for it."""
+
+
+@pytest.mark.parametrize("what", LONG)
+def test_parsers_take_linear_time_for_large_logs(what):
+    parser, log = LONG[what]
+    assert parse(parser, log).keys() <= {"a", "", " > "}
+
+
+def test_the_reason_of_a_failure_is_found_in_linear_time():
+    name = "a::b[" + " - x" * 400_000
+    assert parse("pytest", f"{SUMMARY}FAILED {name}\n") == {name: F}
+
+
+@pytest.mark.parametrize(
+    ("parser", "log"),
+    [
+        ("rspec", "\n" + "G" * 100_000 + "\n" + "".join(f"  {number}\n" for number in range(20_000))),
+        ("phpunit", "G" * 100_000 + "\n" + " ✔ A\n" * 20_000),
+        ("karma", "Starting browser\n  " + "G" * 100_000 + "\n" + "   ✔ a\n" * 20_000),
+    ],
+)
+def test_a_long_group_name_is_not_repeated_without_a_limit(parser, log):
+    with pytest.raises(NamesTooLongError, match="the names of its tests have more than 16777216 characters"):
+        parse(parser, log)
+
+
+def test_digits_without_end_are_no_count():
+    counts = "Failures: 0, Errors: 0, Skipped: 0, Time elapsed: 1 s -- in a.B\n"
+    assert parse("maven", f"Tests run: {'1' * 5000}, {counts}Tests run: 1, {counts}") == {"a.B": P}
+
+
+@pytest.mark.parametrize(
+    ("parser", "log", "test"),
+    [
+        ("sympy", "test_a x\nok\nF\n", "test_a"),
+        ("cargo", "test a ... \nok\nFAILED\n", "a"),
+        ("gradle", "T > a()\nPASSED\nFAILED\n", "T > a()"),
+    ],
+)
+def test_a_word_that_a_test_prints_does_not_hide_the_word_of_the_runner(parser, log, test):
+    assert parse(parser, log) == {test: F}
 
 
 def test_the_worst_outcome_of_a_test_counts():

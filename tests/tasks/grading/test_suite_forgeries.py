@@ -3,7 +3,7 @@
 import pytest
 
 from composer_jax.tasks.suites.protected import is_protected
-from tests.tasks.grading.conftest import BUGGY, RIGHT, grade_files
+from tests.tasks.grading.conftest import BUGGY, FAIL, RIGHT, grade_files
 
 IMPORT_PYTEST = "import _pytest.runner, _pytest.reports, _pytest.python, unittest, builtins, sys, os, gc\n"
 ALWAYS_PASSES = """
@@ -32,17 +32,18 @@ for o in gc.get_objects():
     if type(o).__name__ == "PytestPluginManager":
         o.register(Plugin())
 """
-WRITES_TO_PIPES = """
+WRITES_TO_PIPES = f"""
+import itertools
 import json
 import os
 import shutil
 import threading
 from dataclasses import replace
-for fd in range(3, 64):
+for fd, test in itertools.product(range(3, 64), {FAIL}):
     for when in ("setup", "call", "teardown"):
         try:
-            os.write(fd, (json.dumps({"test": "tests/test_calc.py::test_add[1-2]", "when": when, "outcome": "passed",
-                "expected": False, "part": False, "ms": 1, "message": ""}) + "\\n").encode())
+            os.write(fd, (json.dumps({{"test": test, "when": when, "outcome": "passed",
+                "expected": False, "part": False, "ms": 1, "message": ""}}) + "\\n").encode())
         except OSError:
             pass
 """
@@ -63,7 +64,7 @@ for name in os.listdir("/proc"):
 NAMES_A_TEST_FILE = """
 import os
 import pytest
-code = "def add(a, b):\\n    import pytest\\n    pytest.xfail('hard')\\n"
+code = "def give_up():\\n    import pytest\\n    pytest.xfail('hard')\\n"
 exec(compile(code, os.path.abspath("tests/test_calc.py"), "exec"))
 """
 ADDS_MARKS = """
@@ -76,7 +77,7 @@ def add_marks(mark, *names):
             o.add_marker(mark)
 """
 FORGERIES = {
-    "prints that it passes": "print('4 passed')\nprint('tests/test_calc.py::test_add[1-2] PASSED')\n" + BUGGY,
+    "prints that it passes": f"print('4 passed', *{FAIL}, 'PASSED', sep='\\n')\n" + BUGGY,
     "leaves at import": "import sys\nsys.exit(0)\n",
     "leaves without a trace": "import os\nos._exit(0)\n",
     "leaves like a failed run": "import os\nos._exit(1)\n",
@@ -87,7 +88,7 @@ FORGERIES = {
     "skips what must go on passing": "import pytest\n" + RIGHT.replace("return a * 2", "pytest.skip('hard')"),
     "raises unittest's skip": "import unittest\n" + RIGHT.replace("return a * 2", "raise unittest.SkipTest"),
     "fails as expected": "import pytest\n" + BUGGY.replace("return a - b", "raise pytest.xfail.Exception('hard')"),
-    "fails as expected in the name of a test file": BUGGY + NAMES_A_TEST_FILE,
+    "fails as expected in the name of a test file": NAMES_A_TEST_FILE + BUGGY.replace("return a - b", "give_up()"),
     "marks what fails": ADDS_MARKS + BUGGY.replace("return a - b", "add_marks(pytest.mark.xfail, 'test_add[')"),
     "marks what it breaks": ADDS_MARKS
     + RIGHT.replace("return a + b", "add_marks(pytest.mark.skip, 'test_double', 'test_zero'); return a + b").replace(

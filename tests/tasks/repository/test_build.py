@@ -3,7 +3,9 @@
 import asyncio
 import json
 import os
+import re
 import subprocess
+import zipfile
 from dataclasses import replace
 
 import pytest
@@ -12,6 +14,7 @@ from composer_jax.errors import UserError
 from composer_jax.sandbox import LocalSandboxPool
 from composer_jax.tasks.formats import read_tasks
 from composer_jax.tasks.harbor import read_task
+from composer_jax.tasks.repository import baseline_run
 from composer_jax.tasks.repository.baseline_run import (
     find_unreliable_tests,
     own_import_names,
@@ -19,7 +22,7 @@ from composer_jax.tasks.repository.baseline_run import (
     suite_command,
     trace_calls,
 )
-from composer_jax.tasks.repository.build import BuildRequest, build
+from composer_jax.tasks.repository.build import BuildRequest, build, install
 from composer_jax.tasks.repository.candidate import make_candidate
 from composer_jax.tasks.repository.gates import break_suite, exception_type
 from composer_jax.tasks.repository.leaks import ReadableFiles
@@ -126,7 +129,10 @@ STABLE = tuple(f"tests/test_cart.py::test_{name}" for name in ("add", "limit", "
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory):
-    return lay(tmp_path_factory.mktemp("made") / "shop", FILES)
+    """A git repository without a commit."""
+    root = lay(tmp_path_factory.mktemp("made") / "shop", FILES)
+    subprocess.run(["git", "init", "--quiet"], cwd=root, check=True)
+    return root
 
 
 @pytest.fixture(scope="module")
@@ -275,14 +281,66 @@ def test_tests_can_be_hidden_and_every_candidate_is_tried(built, large_pool, tmp
     assert asyncio.run(validate([task], large_pool, runs=1))[0].valid
 
 
+NOT_RUNNING = {
+    "empty": ({"a.py": "x = 1\n"}, "the suite of .* does not run: no test was collected"),
+    "failing": ({"test_a.py": "def test_a():\n    assert 0\n"}, "no test of .* passed in all of 1 runs"),
+    "option of a plugin": (
+        {"pytest.ini": "[pytest]\naddopts = --cov=shop\n", "test_a.py": "def test_a(): pass\n"},
+        "no test was collected: unrecognized arguments: --cov=shop; install what is missing with --requirements",
+    ),
+    "required plugin": (
+        {"pytest.ini": "[pytest]\nrequired_plugins = pytest-cov\n", "test_a.py": "def test_a(): pass\n"},
+        "Missing required plugins: pytest-cov; install",
+    ),
+    "setting of a plugin": (
+        {
+            "pytest.ini": "[pytest]\nasyncio_mode = auto\nfilterwarnings = error\n",
+            "test_a.py": "def test_a(): pass\n",
+        },
+        "PytestConfigWarning: Unknown config option: asyncio_mode; install",
+    ),
+    "fixture of a plugin": (
+        {"test_a.py": "def test_a(mocker): pass\n"},
+        r"the first: test_a.py::test_a \(error\): fixture 'mocker' not found; install",
+    ),
+    "import": ({"test_a.py": "import trio\n"}, "test_a.py: ModuleNotFoundError: No module named 'trio'; install"),
+    "marker": (
+        {
+            "pytest.ini": "[pytest]\naddopts = --strict-markers\n",
+            "test_a.py": "import pytest\n@pytest.mark.slow\ndef test_a(): pass\n",
+        },
+        "test_a.py: 'slow' not found in `markers` configuration option$",
+    ),
+    "skipped": ({"test_a.py": "import pytest\npytest.importorskip('trio')\n"}, "could not import 'trio'.*; install"),
+    "conftest": ({"conftest.py": "import trio\n", "test_a.py": "def test_a(): pass\n"}, "named 'trio'; install"),
+}
+
+
 def test_suites_that_do_not_run_raise_one_sentence(large_pool, packages, tmp_path):
-    for name, files, words in (
-        ("empty", {"a.py": "x = 1\n"}, "the suite of .*empty does not run: no test was collected"),
-        ("failing", {"test_a.py": "def test_a():\n    assert 0\n"}, "no test of .*failing passed in all of 1 runs"),
-    ):
-        suite = lay(tmp_path / name, files)
-        with pytest.raises(UserError, match=words):
-            asyncio.run(run_baseline(suite, tmp_path / f"pristine {name}", large_pool, packages, runs=1))
+    async def messages():
+        suites = [lay(tmp_path / name, files) for name, (files, _) in NOT_RUNNING.items()]
+        runs = [run_baseline(suite, tmp_path / f"of {suite.name}", large_pool, packages, runs=1) for suite in suites]
+        return await asyncio.gather(*runs, return_exceptions=True)
+
+    for message, (_, words) in zip(asyncio.run(messages()), NOT_RUNNING.values(), strict=True):
+        assert isinstance(message, UserError) and re.search(words, str(message)), message
+
+
+def test_test_files_that_cannot_be_imported_are_listed(large_pool, packages, tmp_path):
+    tests = {"tests/test_a.py": "def test_a(): pass\n", "tests/test_b.py": "import trio\n\ndef test_b(): pass\n"}
+    suite = lay(tmp_path / "suite", tests)
+    baseline = asyncio.run(run_baseline(suite, tmp_path / "root", large_pool, packages, runs=1))
+    assert baseline.tests == ("tests/test_a.py::test_a",)
+    assert baseline.uncollected == {"tests/test_b.py": "ModuleNotFoundError: No module named 'trio'"}
+
+
+def test_a_package_reads_its_own_metadata(large_pool, packages, tmp_path):
+    code = "import importlib.metadata as m\n__version__ = m.version('shop-of-ours')\n"
+    test = "import shop\n\ndef test_version():\n    assert shop.__version__ == '2.5'\n"
+    project = "[project]\nname = 'shop.of_ours'\nversion = '2.5'\n"
+    suite = lay(tmp_path / "shop", {"pyproject.toml": project, "shop/__init__.py": code, "tests/test_shop.py": test})
+    baseline = asyncio.run(run_baseline(suite, tmp_path / "root", large_pool, packages, runs=1))
+    assert baseline.tests == ("tests/test_shop.py::test_version",)
 
 
 def test_mutate_stands_for_all_kinds_of_mutation(tmp_path, packages):
@@ -307,6 +365,10 @@ def test_the_repository_s_own_configuration_is_named(tmp_path):
     lay(tmp_path, {"pyproject.toml": "[tool.pytest.ini_options]\npythonpath = ['src']\n"})
     assert suite_command(tmp_path)[-2:] == ("-c", "pyproject.toml")
     assert own_import_names(tmp_path) == ("a", "b")
+    lay(tmp_path, {"tests.py": "", "b/test.py": ""})
+    assert suite_command(tmp_path)[-2:] == ("-o", "python_files=test.py tests.py")
+    lay(tmp_path, {"b/a_test.py": ""})
+    assert suite_command(tmp_path)[-2:] == ("-c", "pyproject.toml")
     lay(tmp_path, {"pytest.ini": "[broken"})
     with pytest.raises(UserError, match="pytest.ini cannot be read"):
         suite_command(tmp_path)
@@ -318,6 +380,39 @@ def test_only_tests_in_test_files_are_reliable():
     assert list(find_unreliable_tests([report, report])) == ["pkg/a.py::pkg.a.f"]
     other = SuiteReport({}, {}, None, "")
     assert find_unreliable_tests([report, other])["tests/test_a.py::test_a"] == "passed, not collected"
+
+
+def test_the_error_has_the_message_of_the_run_in_which_the_test_failed(monkeypatch, tmp_path):
+    outcomes = iter([TestResult(PASSED), TestResult("failed", message="E   AssertionError: late")])
+
+    async def run_test_suite(*args, **kwargs):
+        return SuiteReport({"test_a.py::test_a": next(outcomes)}, {}, None, "")
+
+    monkeypatch.setattr(baseline_run, "run_test_suite", run_test_suite)
+    suite = lay(tmp_path / "suite", {"test_a.py": ""})
+    with pytest.raises(UserError, match=r"the first: test_a.py::test_a \(passed, failed\): AssertionError: late"):
+        asyncio.run(run_baseline(suite, tmp_path / "root", None, None, runs=2))
+
+
+def test_scripts_are_installed_beside_a_folder(tmp_path):
+    wheel = tmp_path / "shop-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("shop-1.0.data/scripts/shop.py", "#!python\nprint('shop')\n")
+        archive.writestr("shop-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: shop\nVersion: 1.0\n")
+        archive.writestr("shop-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr("shop-1.0.dist-info/RECORD", "shop-1.0.data/scripts/shop.py,,\n")
+    scripts = install([str(wheel)], tmp_path / "packages") / "bin"
+    assert (scripts / "__pycache__").is_dir()  # pip compiles a script whose name ends with .py
+    assert (scripts / "shop.py").read_text() == "#!/usr/bin/env python\nprint('shop')\n"
+
+
+def test_a_suite_may_start_a_hundred_threads(large_pool, packages, tmp_path):
+    text = (
+        "import threading\n\ndef test_threads():\n    together = threading.Barrier(101)\n    for _ in range(100):\n"
+        "        threading.Thread(target=together.wait).start()\n    together.wait()\n"
+    )
+    suite = lay(tmp_path / "suite", {"test_all.py": text})
+    assert asyncio.run(run_baseline(suite, tmp_path / "root", large_pool, packages, runs=1)).tests
 
 
 def test_commits_are_undone_under_the_tests_that_came_with_them(large_pool, packages, tmp_path):

@@ -56,6 +56,10 @@ def test_what_counts_as_passed():
     assert passed("fail_to_pass") == {judge.PASSED, judge.XFAILED}
     assert passed("pass_to_pass") == {judge.PASSED, judge.XFAILED, judge.SKIPPED}
     assert judge.find_failed({}, ["a"], "fail_to_pass", missing=judge.PASSED) == []
+    mixed = {"t[a b]": judge.PASSED, "t[a c]": judge.SKIPPED, "t[b c]": judge.FAILED}
+    assert judge.find_failed(mixed, ["t[a"], "pass_to_pass") == []
+    assert judge.find_failed(mixed, ["t[a", "t["], "fail_to_pass") == ["t[a", "t["]
+    assert [judge.outcome_of(mixed, test) for test in ("t[a", "t[")] == [judge.SKIPPED, judge.FAILED]
 
 
 @pytest.mark.parametrize(
