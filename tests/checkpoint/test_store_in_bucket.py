@@ -71,7 +71,7 @@ def test_a_bucket_that_goes_away_during_a_save_is_a_sentence(bucket_url, monkeyp
     monkeypatch.setattr(BucketFolder, "names", lambda self: [])  # it was there when the save began
     with CheckpointStore("gs://no-such-bucket/sft") as store:
         store.save(1, arrays=ARRAYS)
-        with pytest.raises(UserError, match="gs://no-such-bucket/sft: .*the steps saved before are intact; run the same"):
+        with pytest.raises(UserError, match="no-such-bucket/sft: .*the steps saved before are intact; run the same"):
             store.wait()
     deadline = time.monotonic() + 60
     while threads_that_write():
