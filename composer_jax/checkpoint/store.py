@@ -2,9 +2,10 @@
 
 A step is one folder `DIR/STEP/` with one Orbax item per named pytree, so that RL can restore the parameters of a
 pretraining run without its optimizer state, and one item `meta` with the JSON values and an index of every leaf's shape
-and dtype. Orbax writes to a temporary folder and renames it: a step exists whole or not at all. A pytree is stored
-flat, as {path of the leaf: array}; `like` gives its structure at restore, so NamedTuples, optax states and NNX states
-need no registration, and renaming a container class breaks no checkpoint.
+and dtype. Orbax writes to a temporary folder and renames it: a step exists whole or not at all. It writes in threads,
+from a copy in host memory, while the caller trains on. A pytree is stored flat, as {path of the leaf: array}; `like`
+gives its structure at restore, so NamedTuples, optax states and NNX states need no registration, and renaming a
+container class breaks no checkpoint.
 """
 
 import json as json_module
@@ -21,7 +22,7 @@ from etils.epath import backend as epath_backend
 
 from composer_jax.errors import UserError
 from composer_jax.parallel.processes import broadcast_from_process0
-from composer_jax.storage.bucket import is_url
+from composer_jax.storage.bucket import BucketFolder, is_url
 
 PyTree = Any
 
@@ -69,13 +70,18 @@ class CheckpointStore:
     # ---------------------------------------------------------------- writing
 
     def save(self, step: int, *, arrays: Mapping[str, PyTree], json: Mapping[str, Any] | None = None) -> None:
-        """Writes one step, atomically: a killed process leaves nothing of it.
+        """Copies one step to host memory and begins to write it, atomically: a killed process leaves nothing of it.
+
+        The arrays can be donated when it returns. Threads write the copy while the caller goes on; at most one step is
+        being written: the next `save` waits for it, as `wait`, `close` and all methods that read steps do. The copy
+        takes (bytes of the arrays) / (number of processes) of each host until the step is complete.
 
         arrays: name -> pytree of jax or numpy arrays (any dtype, bfloat16 included; an empty tree is fine).
         json: name -> plain JSON value (counters, the state of a data iterator, RNG seeds).
 
         Raises:
-          UserError: the step exists, or the disk cannot be written.
+          UserError: the step exists, or this step or the one before cannot be written. What goes wrong after the return
+            is raised by the next method that waits.
           TypeError: a leaf is not an array, or a JSON value is not plain JSON.
         """
         if _META in arrays:
@@ -85,6 +91,7 @@ class CheckpointStore:
         meta = {"format": _FORMAT, "notes": self._notes, "arrays": index, "json": dict(json or {})}
         json_module.dumps(meta)  # raises a TypeError that names the type, before anything is written
 
+        self.wait()
         manager = self._manager(writing=True)
         if step in manager.all_steps():
             raise UserError(f"step {step} is already saved in {self.directory}; use a new step number")
@@ -100,8 +107,18 @@ class CheckpointStore:
         except Exception as error:
             self._raise_write_error(error)
 
+    def wait(self) -> None:
+        """Returns when the step that is being written is complete. Raises UserError if it cannot be written."""
+        if self._manager_if_open is None or not self._writing:
+            return
+        try:
+            self._manager_if_open.wait_until_finished()
+        except Exception as error:
+            self._raise_write_error(error)
+
     def close(self) -> None:
-        """Releases the folder."""
+        """Waits until the last step is complete, and releases the folder. Raises as `wait` does."""
+        self.wait()
         if self._manager_if_open is not None:
             self._manager_if_open.close()
             self._manager_if_open = None
@@ -116,6 +133,7 @@ class CheckpointStore:
 
     def steps(self) -> list[int]:
         """Returns the complete steps on disk, ascending, including those that other programs wrote meanwhile."""
+        self.wait()
         manager = self._manager()
         if is_url(self.directory):
             # gcsfs remembers listings until this process changes them; this is the file system that Orbax lists with.
@@ -178,11 +196,17 @@ class CheckpointStore:
             return self._manager_if_open
         if self._manager_if_open is not None:
             self._manager_if_open.close()
+        if writing and is_url(self.directory):
+            # A sentence, before threads begin to write: TensorStore repeats requests that are not answered for a
+            # quarter of an hour, and the process does not end before its threads do.
+            BucketFolder(str(self.directory)).names()
         options = ocp.CheckpointManagerOptions(
             max_to_keep=self._keep,
             create=writing,
             cleanup_tmp_directories=writing,
-            enable_async_checkpointing=False,
+            enable_async_checkpointing=writing,
+            # Otherwise the threads that write wait for minutes for folders that cannot be created.
+            async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
             save_root_metadata=False,
         )
         registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
@@ -232,6 +256,8 @@ class CheckpointStore:
 
     def _raise_write_error(self, error: Exception) -> NoReturn:
         """Raises what a failed save becomes: a UserError if disk or bucket are the cause, else the error itself."""
+        # Orbax raises the error of a save once in each thread. A new manager has none, and removes what is left of it.
+        self._manager_if_open = None
         # The array writer reports an error of the operating system as a ValueError with its message and code.
         os_error = _OS_ERROR.search(str(error))
         remote = is_url(self.directory) and (

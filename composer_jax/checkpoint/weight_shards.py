@@ -1,13 +1,14 @@
 """Weights on devices as the named shards of a version (weight_chain.py), and back."""
 
+import concurrent.futures
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from composer_jax.checkpoint.weight_chain import Shard
+from composer_jax.checkpoint.weight_chain import Published, Shard, WeightPublisher
 from composer_jax.errors import UserError
 from composer_jax.models.model_def import Params
 
@@ -16,6 +17,42 @@ def published_shards(params: Params, router_bias: Params) -> dict[Shard, np.ndar
     """Returns the shards of what a learner publishes: its weights in bfloat16, and the router bias as it is."""
     rounded = jax.tree.map(lambda a: a.astype(jnp.bfloat16), params)
     return local_shards({"params": rounded, "router_bias": router_bias})
+
+
+class BackgroundPublisher:
+    """Publishes versions in a thread, one after another, from copies in host memory.
+
+    A copy takes 2 bytes per weight that this process holds. Two of them exist, because a patch needs the version
+    before: a version that is not written when the next one comes makes `publish` wait.
+    """
+
+    def __init__(self, publisher: WeightPublisher) -> None:
+        """publisher: its barrier is called in the thread."""
+        self._publisher = publisher
+        self._pool = concurrent.futures.ThreadPoolExecutor(1, "publish")
+        self._writing: concurrent.futures.Future[Published] | None = None
+
+    def publish(self, params: Params, router_bias: Params, version: int) -> None:
+        """Copies a version to host memory and begins to write it; the arrays can be donated when it returns.
+
+        Raises what WeightPublisher.publish raised for the version before.
+        """
+        self.wait()
+        shards = published_shards(params, router_bias)
+        self._writing = self._pool.submit(self._publisher.publish, shards, version)
+
+    def wait(self) -> None:
+        """Returns when the last version is written. Raises what WeightPublisher.publish raises."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown()
+        self.wait()
 
 
 def local_shards(weights: Params) -> dict[Shard, np.ndarray]:

@@ -30,6 +30,8 @@ POLL_MS = 2_000
 """Milliseconds of one blocking call to the coordinator; Ctrl-C takes effect between two of them."""
 JOIN_TIMEOUT_S = 300
 """Seconds that a process waits for all others to start."""
+BARRIER_TIMEOUT_S = 3600
+"""Seconds that a process waits at a barrier for the slowest one, which may write many gigabytes before."""
 EXIT_NOT_JOINED = 2
 """Exit code of a process whose partners did not start; the same as for other invalid input."""
 
@@ -151,6 +153,15 @@ def wait_for_key(key: str) -> str:
         except jax.errors.JaxRuntimeError as error:
             if "DEADLINE_EXCEEDED" not in str(error):
                 raise
+
+
+def wait_at_barrier(name: str) -> None:
+    """Returns when every process has called it with this name, which is used once.
+
+    Callable from any thread, because the devices take no part in it. Raises a JaxRuntimeError after BARRIER_TIMEOUT_S.
+    """
+    if process_count() > 1:
+        coordinator_client().wait_at_barrier(f"composer_jax/{name}", 1000 * BARRIER_TIMEOUT_S)
 
 
 def any_process(flag: bool) -> bool:

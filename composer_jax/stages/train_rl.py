@@ -1,5 +1,6 @@
 """Reinforcement learning against sandboxed repositories, with self-summarization in the loop."""
 
+import contextlib
 import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -8,16 +9,16 @@ from typing import Any
 from composer_jax.agent.episode_record import build_episode_record
 from composer_jax.checkpoint.store import CheckpointStore
 from composer_jax.checkpoint.weight_chain import WeightPublisher
-from composer_jax.checkpoint.weight_shards import published_shards
+from composer_jax.checkpoint.weight_shards import BackgroundPublisher
 from composer_jax.observe.episodes import EpisodeRecord, read_episodes, write_episodes
 from composer_jax.observe.metrics import MetricsWriter, read_metrics
 from composer_jax.observe.progress import Progress
 from composer_jax.parallel.processes import (
-    any_process,
     broadcast_from_process0,
     is_first_process,
     process_count,
     process_index,
+    wait_at_barrier,
 )
 from composer_jax.rl.advantage_report import NodeAdvantages, token_advantages
 from composer_jax.rl.group_source import GroupSource
@@ -105,7 +106,9 @@ def _take_steps(
     replays = config.route_shape(run.config.model) is not None
     ledger.note_tokenizer(run.model.tokenizer.fingerprint)
     periodic = PeriodicEvaluation(run, "rl")
-    with run.services.episode_context(return_routing=replays) as (context, loop), metrics, ledger, periodic:
+    publishing = _publishing(run, state, cursor)
+    episodes = run.services.episode_context(return_routing=replays)
+    with episodes as (context, loop), metrics, ledger, periodic, publishing as publisher:
         workers = run.services.rollout_workers(context)
         learner = update if process_count() == 1 else LeadingUpdate(update, sampler)
 
@@ -126,7 +129,7 @@ def _take_steps(
         orchestrator = Orchestrator(config, source, learning, playing, ledger, watchers)
         metrics.truncate_after(len(ledger.batches))
         periodic.truncate_after(len(ledger.batches))
-        recorder = _Recorder(run, source, store, metrics, ledger, sampler, state=state, cursor=cursor)
+        recorder = _Recorder(run, source, store, metrics, ledger, sampler, publisher, cursor)
         try:
             with progress, trace:
                 trace.begin(cursor.task_step + 1)
@@ -167,34 +170,43 @@ def _follow(
     run: Run, update: PolicyUpdate, state: TrainState, cursor: Cursor, sampler: Sampler, store: CheckpointStore
 ) -> None:
     """What every process but the first does: it computes with process 0, plays its share and writes its shards."""
-    publisher = _publisher(run, state, cursor)
     position = cursor.to_json()
 
     def on_call(state: TrainState, header: Mapping[str, Any]) -> None:
         nonlocal position
         position = header["cursor"]
         if header["publish"] and publisher is not None:
-            publisher.publish(published_shards(state.params, state.router_bias), position["weight_version"])
+            publisher.publish(state.params, state.router_bias, position["weight_version"])
         if header["save"]:
             save_state(store, state, position["task_step"], cursor=position)
 
-    with ignore_signals(), play_share(run.config.agent.concurrency):
+    publishing = _publishing(run, state, cursor)
+    with ignore_signals(), play_share(run.config.agent.concurrency), publishing as publisher:
         state = follow_update(update, sampler, state, on_call)  # process 0 gets signals, too, and completes its step
     if broadcast_from_process0(lambda: False):
         save_state(store, state, position["task_step"], cursor=position)
 
 
-def _publisher(run: Run, state: TrainState, cursor: Cursor) -> WeightPublisher | None:
-    """Returns the publisher of the run's weights, which has published the ones that the run goes on with."""
+def _publishing(
+    run: Run, state: TrainState, cursor: Cursor
+) -> contextlib.AbstractContextManager[BackgroundPublisher | None]:
+    """Returns the publisher of the run's weights, which has published the ones that the run goes on with.
+
+    Leaving it waits until the last version is written. Several processes call it alike.
+    """
     if not run.config.rl.publish:
-        return None
-    publisher = WeightPublisher(
-        run.config.rl.publish,
-        process=process_index(),
-        processes=process_count(),
-        barrier=lambda: any_process(False),
+        return contextlib.nullcontext()
+    barriers = itertools.count()
+    publisher = BackgroundPublisher(
+        WeightPublisher(
+            run.config.rl.publish,
+            process=process_index(),
+            processes=process_count(),
+            barrier=lambda: wait_at_barrier(f"publish/{next(barriers)}"),
+        )
     )
-    publisher.publish(published_shards(state.params, state.router_bias), cursor.weight_version)
+    publisher.publish(state.params, state.router_bias, cursor.weight_version)
+    publisher.wait()  # a folder that cannot be written is an error before anything is played
     return publisher
 
 
@@ -209,21 +221,20 @@ class _Recorder:
         metrics: MetricsWriter,
         ledger: RolloutLedger,
         sampler: Sampler,
-        *,
-        state: TrainState,
+        publisher: BackgroundPublisher | None,
         cursor: Cursor,
     ):
-        """Publishes the weights that the run goes on with: state, cursor."""
+        """cursor: the position that the run goes on from, whose weights are published."""
         self._run, self._source, self._sampler = run, source, sampler
         self._store, self._metrics, self._ledger = store, metrics, ledger
         # The steps between the latest checkpoint and the last row of metrics are taken again, with the same result.
         rows = read_metrics(metrics.path)
         self._last_row = rows[-1]["step"] if rows else 0
-        self._saved_step = cursor.task_step
+        self._saved_before = self._saved_step = cursor.task_step
         self._records_path = run.path / "episodes" / "rl.jsonl"
         old = read_episodes(self._records_path)
         self._records = [r for r in old if r.step is not None and r.step <= self._saved_step]
-        self._publisher = _publisher(run, state, cursor)
+        self._publisher = publisher
         self._skipped = SkippedSteps()
 
     def complete(self, completed: CompletedStep) -> None:
@@ -240,7 +251,7 @@ class _Recorder:
         saves = step % config.save_every == 0 or step == config.steps
         self._sampler.call_followers({"cursor": cursor.to_json(), "publish": publishes, "save": saves})
         if publishes and self._publisher is not None:
-            self._publisher.publish(published_shards(state.params, state.router_bias), cursor.weight_version)
+            self._publisher.publish(state.params, state.router_bias, cursor.weight_version)
         if saves:
             self.save(state, cursor)
         self._skipped.add(step, completed.row.get("skipped") or 0)
@@ -256,12 +267,14 @@ class _Recorder:
         The store keeps two checkpoints; without rl.keep_groups, groups that the older one has learned from are deleted.
         """
         write_episodes(self._records_path, self._records)  # first: a resumed run drops the records after its checkpoint
-        save_state(self._store, state, cursor.task_step, cursor=cursor.to_json())
-        steps = self._run.config.rl.steps
-        kept = steps if cursor.task_step == steps else self._saved_step
+        save_state(self._store, state, cursor.task_step, cursor=cursor.to_json())  # the one before it is complete
+        learned = self._saved_before
+        if cursor.task_step == self._run.config.rl.steps:
+            self._store.wait()
+            learned = cursor.task_step
         if not self._run.config.rl.keep_groups:
-            self._ledger.forget(number for batch in self._ledger.batches[:kept] for number in batch.groups)
-        self._saved_step = cursor.task_step
+            self._ledger.forget(number for batch in self._ledger.batches[:learned] for number in batch.groups)
+        self._saved_before, self._saved_step = self._saved_step, cursor.task_step
 
 
 def _episodes_per_step(run: Run) -> int:

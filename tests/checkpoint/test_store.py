@@ -1,10 +1,12 @@
 """The checkpoint store: bit-exact, whole or absent, onto any mesh, and clear about what does not fit."""
 
+import asyncio
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import tensorstore
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -116,14 +119,44 @@ def test_keeps_the_latest_and_names_steps_in_order(tmp_path):
     assert not (tmp_path / "new").exists()
     for step in (1, 5, 10, 200):
         store.save(step, arrays={"w": jnp.full((2,), step)}, json={"at": step})
+    store.wait()
     reader = CheckpointStore(tmp_path / "new")
     assert reader.steps() == [10, 200] and reader.latest_step() == 200
     store.save(300, arrays={"w": jnp.full((2,), 300)}, json={"at": 300})
+    store.wait()
     assert reader.steps() == [200, 300]  # a reader sees what another process wrote since
     got, values = reader.restore(200, like={"w": jnp.zeros((2,), jnp.int32)})
     assert values == {"at": 200} and got["w"].tolist() == [200, 200]
     store.close()
     reader.close()
+
+
+def test_a_step_is_written_while_its_arrays_change(tmp_path, monkeypatch):
+    """What is written is the state at the call, though the devices' buffers are donated before a byte is written."""
+    add_one = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)
+    tree = {
+        "w": jnp.zeros((64, 64)),
+        "sharded": jax.device_put(jnp.zeros((8, 4)), NamedSharding(mesh_of((8, 1)), P("data"))),
+    }
+    host = np.zeros(5)
+    may_write, open_array = threading.Event(), tensorstore.open
+
+    async def open_later(*args, **options):
+        assert await asyncio.to_thread(may_write.wait, 60)
+        return await open_array(*args, **options)
+
+    monkeypatch.setattr(tensorstore, "open", open_later)
+    with CheckpointStore(tmp_path) as store:
+        store.save(1, arrays={"tree": tree, "host": {"x": host}})
+        host += 1
+        for _ in range(3):
+            tree = jax.block_until_ready(add_one(tree))
+        assert CheckpointStore(tmp_path).steps() == []
+        may_write.set()
+        assert store.steps() == [1]
+        restored, _ = store.restore(like={"tree": tree, "host": {"x": host}})
+        for leaf in jax.tree.leaves(restored):
+            assert (np.asarray(leaf) == 0).all()
 
 
 def test_goes_on_after_reopening(tmp_path):
@@ -229,7 +262,7 @@ for step in range(1, 10_000):
 """,
         str(tmp_path),
     )
-    for _ in range(4):
+    for _ in range(5):  # the fifth is being written
         process.stdout.readline()
     # Into the middle of the next save: wait until its draft appears.
     deadline = time.monotonic() + 30
@@ -249,7 +282,7 @@ for step in range(1, 10_000):
     assert not [path for path in tmp_path.iterdir() if "tmp" in path.name], "the killed draft is gone"
 
 
-def test_a_full_disk_is_a_sentence_and_the_run_can_go_on(tmp_path):
+def test_a_full_disk_is_a_sentence_and_the_run_can_go_on_and_end(tmp_path):
     process = start(
         """
 key = jax.random.key(0)
@@ -258,17 +291,25 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
 noise = {"w": jax.random.normal(key, (500, 500))}
 try:
     store.save(2, arrays=noise)
+    store.wait()
 except UserError as error:
     print(error)
 print(store.steps())
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 store.save(2, arrays=noise)
 print(store.steps())
+store.directory.rename(store.directory.with_name("moved"))
+store.directory.touch()  # no folder can be made here: no thread may wait for one
+try:
+    store.save(3, arrays=noise)
+except UserError as error:
+    print(error)
 """,
-        str(tmp_path),
+        str(tmp_path / "run"),
     )
     output = process.communicate(timeout=60)[0]
     lines = output.strip().splitlines()
-    assert len(lines) == 3, output
-    assert lines[0].startswith(f"cannot write a checkpoint to {tmp_path}: File too large; ")
-    assert lines[1:] == ["[1]", "[1, 2]"]
+    assert len(lines) == 4, output
+    assert lines[0].startswith(f"cannot write a checkpoint to {tmp_path}/run: File too large; ")
+    assert lines[1:3] == ["[1]", "[1, 2]"]
+    assert lines[3].startswith(f"cannot write a checkpoint to {tmp_path}/run: Not a directory; ")

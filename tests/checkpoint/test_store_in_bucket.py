@@ -1,5 +1,8 @@
 """Checkpoints that Orbax writes straight to a bucket."""
 
+import threading
+import time
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -50,9 +53,27 @@ def test_a_step_without_its_end_does_not_exist(bucket_url):
         assert store.restore(like=ARRAYS)[1] == {"again": True}
 
 
-def test_a_bucket_that_is_gone_is_a_sentence(bucket_url):
-    with (
-        CheckpointStore("gs://no-such-bucket/sft") as store,
-        pytest.raises(UserError, match="gs://no-such-bucket/sft: .*the steps saved before are intact; run the same"),
-    ):
+def threads_that_write() -> list[threading.Thread]:
+    """The threads of a save; the process does not end before they do. Those of pools end with it."""
+    pools = ("ThreadPoolExecutor", "asyncio", "metadata_store")
+    threads = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
+    return [thread for thread in threads if not (thread.daemon or thread.name.startswith(pools))]
+
+
+def test_a_bucket_that_does_not_exist_is_a_sentence(bucket_url):
+    store = CheckpointStore("gs://no-such-bucket/sft")
+    with pytest.raises(UserError, match="the bucket gs://no-such-bucket does not exist; create it or name another"):
         store.save(1, arrays=ARRAYS)
+    assert not threads_that_write()
+
+
+def test_a_bucket_that_goes_away_during_a_save_is_a_sentence(bucket_url, monkeypatch):
+    monkeypatch.setattr(BucketFolder, "names", lambda self: [])  # it was there when the save began
+    with CheckpointStore("gs://no-such-bucket/sft") as store:
+        store.save(1, arrays=ARRAYS)
+        with pytest.raises(UserError, match="no-such-bucket/sft: .*the steps saved before are intact; run the same"):
+            store.wait()
+    deadline = time.monotonic() + 60
+    while threads_that_write():
+        assert time.monotonic() < deadline, threads_that_write()
+        time.sleep(0.01)

@@ -1,6 +1,7 @@
 """Versions of weights: patches in order, damage that is healed from a version in full, refusals."""
 
 import json
+import threading
 from pathlib import Path
 
 import fsspec
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from composer_jax.checkpoint.weight_chain import Shard, WeightPublisher, WeightReceiver
-from composer_jax.checkpoint.weight_shards import as_tree, local_shards, published_shards
+from composer_jax.checkpoint.weight_shards import BackgroundPublisher, as_tree, local_shards, published_shards
 from composer_jax.errors import UserError
 from composer_jax.parallel.mesh import make_mesh
 
@@ -195,6 +196,33 @@ def test_weights_are_published_in_bfloat16_and_the_router_bias_as_it_is():
         "params/w": ("bfloat16", 1.0),
         "router_bias/bias": ("float32", float(exact)),
     }
+
+
+def test_versions_are_written_in_order_while_the_weights_are_donated(folder):
+    may_write, receiver = threading.Event(), WeightReceiver(folder)
+    add_one = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)
+    weights = {"w": jnp.zeros(3, jnp.bfloat16)}
+    with BackgroundPublisher(WeightPublisher(folder, barrier=lambda: may_write.wait(60))) as publisher:
+        publisher.publish(weights, {}, 0)
+        weights = jax.block_until_ready(add_one(weights))
+        with pytest.raises(UserError, match="no version"):
+            receiver.receive()
+        may_write.set()
+        publisher.publish(weights, {}, 1)
+        jax.block_until_ready(add_one(weights))
+    for version in (0, 1):
+        assert receiver.receive(version) == version
+        assert receiver.arrays["params/w"].tolist() == [version] * 3
+
+
+def test_a_version_that_cannot_be_written_is_an_error_of_the_next_one_or_of_the_end(folder):
+    publisher = BackgroundPublisher(WeightPublisher(folder))
+    publisher.publish({"w": jnp.zeros(3)}, {}, 1)
+    publisher.publish({"w": jnp.zeros(3)}, {}, 1)
+    with pytest.raises(UserError, match="version 1 cannot follow version 1"):
+        publisher.publish({"w": jnp.zeros(3)}, {}, 2)
+    with pytest.raises(UserError, match="version 0 cannot follow version 1"), publisher:
+        publisher.publish({"w": jnp.zeros(3)}, {}, 0)
 
 
 def test_folders_and_intervals_that_mean_nothing(tmp_path):

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import signal
 import threading
+import time
 import types
 
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from composer_jax.agent.episode import Episode
 from composer_jax.agent.episode_context import EpisodeContext
 from composer_jax.agent.transcript import Transcript
 from composer_jax.checkpoint.store import CheckpointStore
-from composer_jax.checkpoint.weight_chain import WeightReceiver
+from composer_jax.checkpoint.weight_chain import WeightPublisher, WeightReceiver
 from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.errors import UserError
 from composer_jax.event_loop import EventLoop
@@ -52,6 +53,7 @@ class Interrupter:
         if place == self.place:
             self.place = None
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            time.sleep(0.1)  # as a real step, this one does not end before the main thread has the signal
 
 
 class FakePolicy(SimulatedPolicy):
@@ -220,6 +222,24 @@ def test_an_uninterrupted_stage(train_rl):
     assert {name: result[name] for name in stage.TOTALS} == {
         name: pytest.approx(sum(row[name] for row in rows)) for name in stage.TOTALS
     }
+
+
+def test_versions_are_written_while_the_policy_samples(train_rl, monkeypatch):
+    """Only the copy to the host is taken while the policy is paused."""
+    samples, publish, resume = threading.Event(), WeightPublisher.publish, FakePolicy.resume
+
+    def note_resume(self):
+        resume(self)
+        if self.version == 1:
+            samples.set()
+
+    def publish_while_sampling(self, shards, version):
+        assert version != 1 or samples.wait(20), "the policy waits for the write"
+        return publish(self, shards, version)
+
+    monkeypatch.setattr(FakePolicy, "resume", note_resume)
+    monkeypatch.setattr(WeightPublisher, "publish", publish_while_sampling)
+    assert published(train_rl()) == {version: [float(version)] * 3 for version in range(STEPS + 1)}
 
 
 PLACES = [*(("play", n) for n in (1, 20, 40, 70)), *(("learn", step) for step in (1, 2, 4, 5))]

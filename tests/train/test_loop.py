@@ -4,8 +4,10 @@ import contextlib
 import dataclasses
 import math
 import signal
+import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 
 import chex
 import jax
@@ -31,17 +33,22 @@ from composer_jax.train.utilisation import Utilisation
 from tests.models.small import LLAMA, random_weights, small
 
 CONFIG = small(n_layers=2, n_mtp_modules=0, embedding_taps=0, d_model=16, kv_lora_rank=8)
+ROOT = Path(__file__).parents[2]
 STEPS = 6
 PLAN = FitPlan("test", STEPS, save_every=2, evaluate_every=3)
 DOCUMENTS = [np.random.default_rng(i).integers(9, 64, 20 + i) for i in range(12)]
 
 
-@pytest.fixture(scope="module")
-def learner():
+def make_learner():
     # With Adam's usual eps the rounding of a gradient near zero would decide the sign of a whole step.
     optimizer = make_optimizer(OptimizerConfig(peak=0.01, warmup=2, eps=0.1), STEPS)
     loss = LanguageLoss(LanguageLossConfig(balance_weight=0.1))
     return Learner(ModelDef(CONFIG), optimizer, loss, make_mesh(jax.devices()[:1]), router_bias_update_rate=0.01)
+
+
+@pytest.fixture(scope="module")
+def learner():
+    return make_learner()
 
 
 @pytest.fixture(scope="module")
@@ -222,6 +229,42 @@ def test_a_network_without_experts_resumes_bit_for_bit(tmp_path):
 def test_a_killed_run_resumes_bit_for_bit(tmp_path, learner, weights, uninterrupted, step):
     with saving_nothing_when_killed(), pytest.raises(Killed):
         run(tmp_path, learner, weights, at={("start_step", step): killed})
+    assert_same(run(tmp_path, learner, weights), uninterrupted)
+
+
+KILLED_DURING_A_SAVE = """
+import asyncio, os, pathlib, signal, sys
+import tests.conftest  # the devices and XLA's flags of the tests
+import tensorstore
+from tests.train import test_loop as t
+
+save = t.CheckpointStore.save
+
+def save_without_end(store, step, **content):
+    async def never(*args, **options):
+        await asyncio.sleep(1000)
+    if step == 4:
+        store.wait()
+        tensorstore.open = never
+    save(store, step, **content)
+
+def kill(real):
+    real()[0].step.block_until_ready()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+t.CheckpointStore.save = save_without_end
+folder = pathlib.Path(sys.argv[1])
+t.run(folder, t.make_learner(), t.random_weights(t.CONFIG), at={("start_step", 5): kill})
+"""
+
+
+def test_kill_9_while_a_checkpoint_is_written_beside_training_loses_nothing(tmp_path, learner, weights, uninterrupted):
+    """The process dies when step 5 is complete and the checkpoint of step 4 is not: the run resumes from step 2."""
+    process = subprocess.run([sys.executable, "-c", KILLED_DURING_A_SAVE, str(tmp_path)], cwd=ROOT, timeout=60)
+    assert process.returncode == -signal.SIGKILL
+    with CheckpointStore(tmp_path / "checkpoints") as store:
+        assert store.steps() == [2]
+    assert any(path.name.startswith("4.") for path in (tmp_path / "checkpoints").iterdir()), "it was being written"
     assert_same(run(tmp_path, learner, weights), uninterrupted)
 
 
