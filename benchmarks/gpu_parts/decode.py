@@ -20,7 +20,7 @@ def measure(small: bool) -> Figures:
     config, _, _ = train_shape(small)
     config = dataclasses.replace(config, param_dtype="bfloat16", max_context=1024)
     figures = {}
-    for conversations in (2, 4) if small else (64, 256):
+    for conversations in (4,) if small else (64, 256):
         note(f"decode, {conversations} conversations")
         figures[str(conversations)] = measure_step(config, conversations, small=small)
     return figures

@@ -19,8 +19,8 @@ def measure(small: bool) -> Figures:
     )
     if not small:
         return training_figures(config, 8, 4096, small=False)
-    narrow = dict(n_layers=2, d_model=64, n_heads=2, n_kv_heads=1, qk_rope_dim=32, v_head_dim=32, expert_ff_dim=32)
-    config = dataclasses.replace(config, vocab_size=512, n_experts=8, experts_per_token=2, head_chunk=32, **narrow)
+    narrow = dict(n_layers=1, d_model=64, n_heads=2, n_kv_heads=1, qk_rope_dim=32, v_head_dim=32, expert_ff_dim=32)
+    config = dataclasses.replace(config, vocab_size=512, n_experts=4, experts_per_token=2, head_chunk=32, **narrow)
     return training_figures(config, 2, 64, small=True)
 
 
