@@ -15,6 +15,8 @@ import jax
 ROOT = Path(__file__).parents[2]
 NO_CARD = 3
 """Exit status of a part that found no card."""
+DEFAULTS = {"CUDA_VISIBLE_DEVICES": "0", "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.92"}
+"""Variables of a part's environment: one card, and the part of its memory that JAX takes."""
 
 Figures = dict[str, Any]
 
@@ -34,15 +36,12 @@ def run_part(module: str, options: Sequence[str], cache: Path, python: str = sys
       PartError: the process failed.
       SystemExit: it found no card.
     """
-    environment = (
-        {"CUDA_VISIBLE_DEVICES": "0"}
-        | os.environ
-        | {
-            "PYTHONPATH": str(ROOT),
-            "JAX_COMPILATION_CACHE_DIR": str(cache / "jax"),
-            "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
-        }
-    )
+    environment = DEFAULTS | os.environ
+    environment |= {
+        "PYTHONPATH": str(ROOT),
+        "JAX_COMPILATION_CACHE_DIR": str(cache / "jax"),
+        "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
+    }
     command = [python, "-m", f"benchmarks.gpu_parts.{module}", *options]
     with subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
