@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from composer_jax.errors import UserError
 from composer_jax.models.rope import Llama3Rope, RopeScaling, Yarn
+from composer_jax.ops.attention_form import AttentionForm
 from composer_jax.ops.quantized_matmul import Precision
 from composer_jax.parallel.dispatch import DISPATCH
 
@@ -23,6 +24,7 @@ COMPUTATION_FIELDS = (
     "compute_dtype",
     "precision",
     "expert_qat",
+    "attention_form",
     "scan_unroll",
     "heads_at_once",
     "head_chunk",
@@ -186,6 +188,11 @@ class ModelConfig:
     expert_qat: Literal["none", "int4"] = "none"
     """"int4": the weights of routed experts are rounded to 4 bits in groups of 32 wherever they are used, and the
     gradient passes straight through, so that they can be published in 4 bits (K2 Thinking)."""
+    attention_form: AttentionForm = "auto"
+    """How attention of whole rows is computed (ops/attention_form.py): "splash", JAX's fused kernel for TPUs; "cudnn",
+    cuDNN's for NVIDIA GPUs from Hopper on; "plain", matrix products with float32 scores. "auto" is the fused form of
+    the platform where it can run, else the plain one; the log says which and why. A fused form that is asked for by
+    name and cannot run is refused at the start."""
     scan_unroll: int = 1
     """Layers per iteration of the scan over depth; full unrolling is faster for a handful of small layers."""
     heads_at_once: int | None = None
@@ -203,7 +210,7 @@ class ModelConfig:
     remat: bool = True
     """Recomputes the inside of a layer in the backward pass; layer inputs and remat_saves are kept."""
     remat_saves: tuple[str, ...] = ()
-    """Values inside a layer that are kept as well: "latents" (of MLA, small), "attention" (the output of the TPU
+    """Values inside a layer that are kept as well: "latents" (of MLA, small), "attention" (the output of the fused
     kernel, which then runs once), "out_proj" (of attention's output projection) and "feed_forward" (its output)."""
 
     def __post_init__(self):

@@ -283,6 +283,7 @@ class Decoder(nnx.Module):
             context.gather_row(segments_BS),
             is_whole_row=axis_size(context.AXIS) == 1,
             window=self.config.sliding_window,
+            form=self.config.attention_form,
         )
 
     def _embed_after(

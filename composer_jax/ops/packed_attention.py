@@ -1,4 +1,4 @@
-"""Causal attention within whole rows: one contract, a fused kernel on TPUs, matrix products elsewhere.
+"""Causal attention within whole rows: one contract, fused kernels on TPUs and GPUs, matrix products elsewhere.
 
 The mask is a rule (`AttentionMask`) instead of an [S,S] array, which would have 64 billion entries per row at 256
 thousand positions.
@@ -9,12 +9,17 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from composer_jax.ops import splash
+from composer_jax.errors import UserError
+from composer_jax.ops import cudnn_attention, splash
 from composer_jax.ops.attention import additive_mask, attend
+from composer_jax.ops.attention_form import AttentionForm, RowShape, cudnn_refusal, splash_refusal
+from composer_jax.ops.local_gpu import local_gpu
 from composer_jax.ops.shapes import check_shapes
 
 BLOCK = 128
 """Queries of one product, at least; a block of queries is multiplied with the keys up to its own end only."""
+GPU_BLOCK = 512
+"""The same on a GPU's host, where XLA autotunes the products of every block while it compiles."""
 MOST_BLOCKS = 16
 """Products per row, at most."""
 
@@ -36,6 +41,8 @@ class AttentionMask:
     """Whether the queries are the whole row, at positions 0, 1, ..., rather than one device's shard of it."""
     window: int | None = None
     """Tokens, the query included, that a layer with a sliding window attends to; None: no layer has a window."""
+    form: AttentionForm = "auto"
+    """How attend_rows computes it (ops/attention_form.py)."""
 
 
 def attend_rows(
@@ -48,24 +55,41 @@ def attend_rows(
 ) -> jax.Array:
     """Returns masked softmax(q k^T) v, [B,S,H,V]. Heads, scale and sinks are those of ops/attention.py: attend.
 
-    Padding attends to nothing: its outputs and their gradients are zero. The kernel skips blocks of it.
+    Padding attends to nothing: its outputs and their gradients are zero, and the fused forms skip it. A process with an
+    NVIDIA GPU traces programs for it alone: cuDNN's form where it can run, for which other platforms have no lowering,
+    and else the plain one. In other processes the platform that the program is compiled for decides.
 
     Args:
       windowed: bool scalar, whether this layer has the sliding window; None where no layer has (mask.window=None).
+
+    Raises:
+      UserError: mask.form names a fused form that cannot compute these shapes.
     """
     _check(q_BSHX, k_BTNX, v_BTNV, mask, windowed, sinks_H)
+
+    (_, s, h, x), t, v_width = q_BSHX.shape, k_BTNX.shape[1], v_BTNV.shape[3]
+    shape = RowShape(q_BSHX.dtype, s, t, h, x, v_width, mask.is_whole_row)
+    gpu = local_gpu()
+    reasons = {"splash": splash_refusal(shape), "cudnn": cudnn_refusal(gpu, shape)}
+    if (reason := reasons.get(mask.form)) is not None:
+        raise UserError(f"model.attention_form={mask.form!r} cannot compute these rows, because {reason}; use 'auto'.")
 
     def plain(q, k, v, windowed, sinks):
         return products(q, k, v, mask, windowed, sinks)
 
-    def kernel(q, k, v, windowed, sinks):
+    def tpu_kernel(q, k, v, windowed, sinks):
         fields = mask.positions_S, mask.segments_BS, mask.key_segments_BT
         return splash.attend(q, k, v, *fields, mask.window, windowed, sinks)
 
     operands = (q_BSHX, k_BTNX, v_BTNV, windowed, sinks_H)
-    if not splash.supports(q_BSHX.shape, k_BTNX.shape):
-        return plain(*operands)
-    return jax.lax.platform_dependent(*operands, tpu=kernel, default=plain)
+    if gpu is not None:
+        # No branch of platform_dependent: JAX hands the residuals and constants of every branch, scores and masks too,
+        # through the others, as zeros.
+        if reasons["cudnn"] is None and mask.form in ("auto", "cudnn"):
+            return cudnn_attention.attend(q_BSHX, k_BTNX, v_BTNV, mask.segments_BS, mask.window, windowed, sinks_H)
+    elif reasons["splash"] is None and mask.form in ("auto", "splash"):
+        return jax.lax.platform_dependent(*operands, tpu=tpu_kernel, default=plain)
+    return plain(*operands)
 
 
 def products(
@@ -79,7 +103,8 @@ def products(
     """The form of plain matrix products. Where the queries are the whole row, keys after a block are not computed."""
     _check(q_BSHX, k_BTNX, v_BTNV, mask, windowed, sinks_H)
     s, t = q_BSHX.shape[1], k_BTNX.shape[1]
-    size = -(-s // min(MOST_BLOCKS, max(1, s // BLOCK)))
+    least = BLOCK if local_gpu() is None else GPU_BLOCK
+    size = -(-s // min(MOST_BLOCKS, max(1, s // least)))
 
     def block(start: int) -> jax.Array:
         queries = slice(start, min(start + size, s))

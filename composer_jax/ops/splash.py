@@ -25,11 +25,6 @@ MOST_PARTS = 16
 """Partial gradients of the queries, each as large as the queries, that the fused backward kernel may write."""
 
 
-def supports(q_shape: tuple[int, ...], k_shape: tuple[int, ...]) -> bool:
-    """Returns whether the kernel supports queries [B,S,H,X] and keys [B,T,N,X]: S and T are multiples of LANES."""
-    return q_shape[1] % LANES == 0 and k_shape[1] % LANES == 0
-
-
 def attend(
     q_BSHX: jax.Array,
     k_BTNX: jax.Array,
@@ -43,7 +38,7 @@ def attend(
     *,
     interpret: bool = False,
 ) -> jax.Array:
-    """Returns the same as ops/packed_attention.py: attend_rows, computed by the kernel.
+    """Returns the same as ops/packed_attention.py: attend_rows, computed by the kernel. S and T are multiples of LANES.
 
     Args:
       positions_S, segments_BS, key_segments_BT, window: the fields of an AttentionMask.
@@ -96,7 +91,8 @@ def _backward(interpret, window, transpose, dy):
     with without_vma_checks() as plain:
         gradients = jax.jit(lambda transpose, dy: transpose(dy))(jax.tree.map(plain, transpose), plain(dy))
     dq, dk, dv, *dsinks = (pcast_varying(gradient, axes) for gradient in gradients)
-    return dq, dk, dv, None, None, None, dsinks[0] if dsinks else None
+    # JAX's kernel returns the gradient of float32 sinks in the dtype of its outputs.
+    return dq, dk, dv, None, None, None, dsinks[0].astype(jnp.float32) if dsinks else None
 
 
 _attention.defvjp(_forward, _backward)

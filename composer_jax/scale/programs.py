@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from composer_jax.errors import UserError
+from composer_jax.models.attention_kinds import attention_form
 from composer_jax.models.cache import cache_spec, init_cache
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.flops import forward_flops, training_flops
@@ -297,6 +298,7 @@ def _check_batch(rows: int, tokens: int, config: ModelConfig, mesh: Mesh, names:
             f"multiple of {shards}."
         )
     zigzag_order(tokens, mesh.shape["context"])  # raises a UserError if the row does not divide
+    attention_form(config, mesh, tokens)  # raises a UserError if its form cannot run on these devices
 
 
 def _require_context(name: str, tokens: int, config: ModelConfig) -> None:

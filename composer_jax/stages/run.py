@@ -1,7 +1,8 @@
 """Run: the folder of a run, its config, its devices, and the log of its stages."""
 
 import functools
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,11 @@ from absl import logging
 from jax.sharding import Mesh
 
 from composer_jax.errors import UserError
+from composer_jax.models.attention_kinds import attention_form
 from composer_jax.observe.metrics import MetricsWriter, NoMetrics
 from composer_jax.observe.sinks import find_sinks
 from composer_jax.observe.step_trace import StepTrace
+from composer_jax.ops.attention_form import FormChoice
 from composer_jax.parallel.context import zigzag_order
 from composer_jax.parallel.mesh import MeshConfig, batch_shards
 from composer_jax.parallel.platform import configure_cpu, use_compilation_cache
@@ -84,11 +87,16 @@ class Run:
 
     @functools.cached_property
     def _meshes(self) -> Mapping[MeshConfig, Mesh]:
-        """Every mesh of the run. Raises UserError as `mesh` does, before the first stage starts."""
+        """Every mesh of the run. Raises UserError as `mesh` does, before the first stage starts.
+
+        It says which form of attention the stages have on accelerators.
+        """
         configs = (self.config.mesh, *map(self.config.stage_mesh, self.config.stages))
         meshes = {config: config.make_mesh() for config in dict.fromkeys(configs)}
         for stage in self.config.stages:
             self._require_divisible(stage, meshes[self.config.stage_mesh(stage)])
+        for line in form_lines(self._attention_forms(meshes)) if is_first_process() else ():
+            print(line, file=sys.stderr, flush=True)
         if self.config.sampler.mesh is None and not self.config.rl.rollout_devices:
             _require_rows("sampler.slots", self.config.sampler.slots, meshes[self.config.mesh])
         return meshes
@@ -138,16 +146,40 @@ class Run:
                     f"{process_count()}; use --config.mesh.reduction=collective."
                 )
 
-    def _require_divisible(self, stage: str, mesh: Mesh) -> None:
+    def _batch_shapes(self, stage: str) -> dict[str, tuple[int, int]]:
+        """Returns the rows and tokens of the batches of a training stage, by the field that errors name."""
         if stage == "rl":
-            shapes = {f"rl.batches[{i}]": (rows, length) for i, (length, rows) in enumerate(self.config.rl.batches)}
-        else:
-            training, section = self.config.training(stage), self.config.section(stage)
-            of = f" / accumulate={training.accumulate}" if training.accumulate > 1 else ""
-            shapes = {f"{section}.batch_size{of}": (training.micro_batch_size, training.seq_len)}
-        for name, (rows, length) in shapes.items():
+            return {f"rl.batches[{i}]": (rows, length) for i, (length, rows) in enumerate(self.config.rl.batches)}
+        training, section = self.config.training(stage), self.config.section(stage)
+        of = f" / accumulate={training.accumulate}" if training.accumulate > 1 else ""
+        return {f"{section}.batch_size{of}": (training.micro_batch_size, training.seq_len)}
+
+    def _require_divisible(self, stage: str, mesh: Mesh) -> None:
+        for name, (rows, length) in self._batch_shapes(stage).items():
             _require_rows(name, rows, mesh)
             zigzag_order(length, mesh.shape["context"])  # raises UserError for lengths that do not divide
+
+    def _attention_forms(self, meshes: Mapping[MeshConfig, Mesh]) -> list[tuple[str, FormChoice]]:
+        """Returns stages with the form of their attention, without those on CPUs, which have one only. Raises UserError
+        if a form that is asked for cannot run."""
+        forms = []
+        for stage in self.config.stages:
+            model, mesh = self.config.stage_model(stage), meshes[self.config.stage_mesh(stage)]
+            choices = [attention_form(model, mesh, length) for _, length in self._batch_shapes(stage).values()]
+            if mesh.devices.flat[0].platform != "cpu":
+                forms += [(stage, choice) for choice in choices]
+        return forms
+
+
+def form_lines(forms: Sequence[tuple[str, FormChoice]]) -> list[str]:
+    """Returns a line for each form of attention: its stages, and why it is the plain one."""
+    stages: dict[FormChoice, dict[str, None]] = {}
+    for stage, choice in forms:
+        stages.setdefault(choice, {})[stage] = None
+    return [
+        f"attention of {', '.join(names)}: {form}" + (f", because {reason}" if reason else "")
+        for (form, reason), names in stages.items()
+    ]
 
 
 def _require_rows(name: str, rows: int, mesh: Mesh) -> None:

@@ -88,6 +88,17 @@ def test_a_kind_from_outside_the_package_runs_forward_and_cached_decode():
     assert relative_error(np.concatenate(logits, axis=1), full) < 1e-5
 
 
+@pytest.mark.parametrize(
+    "fields", [{}, {"kv_lora_rank": None, "n_kv_heads": 2}, MULTI_QUERY], ids=["mla", "gqa", "own"]
+)
+def test_the_form_of_the_config_reaches_every_kind(fields):
+    config = small(**fields, attention_form="cudnn")
+    with pytest.raises(
+        UserError, match="attention_form='cudnn' cannot compute these rows, because this process has no"
+    ):
+        jax.eval_shape(forward(config), *ModelDef(config).shapes(), rows([[[1, 2, 3]]], 4))
+
+
 def test_its_cost_is_that_of_the_traced_program():
     config = small(**MULTI_QUERY, embedding_taps=0, experts_per_token=8)  # all experts, as "dense" computes
     row = np.zeros((1, TOKENS), np.int32)

@@ -1,6 +1,7 @@
 """Attention within rows: every form against a plain softmax, for whole rows and for one device's shard of a row."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from composer_jax.ops import packed_attention, splash
+from composer_jax.ops.local_gpu import LocalGpu
 from composer_jax.ops.packed_attention import AttentionMask
 from composer_jax.parallel.context import zigzag_order
 from tests.models.small import relative_error
@@ -111,6 +113,32 @@ def test_padding_attends_to_nothing(monkeypatch, form, window, sinks):
     (_, dk, dv, *_), y = actual
     for array in (y, dk, dv):
         assert not array[PADDED == 0].any()
+
+
+def test_sinks_have_a_float32_gradient_in_bfloat16_too():
+    shapes = [(1, 128, H, X), (1, 128, N, X), (1, 128, N, V)]
+    operands = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes] + [jax.ShapeDtypeStruct((H,), "float32")]
+
+    def objective(q, k, v, sinks):
+        segments = np.ones((1, 128), np.int32)
+        return kernel(q, k, v, sinks, np.arange(128), None, False, segments).astype(jnp.float32).sum()
+
+    gradients = jax.eval_shape(jax.grad(objective, (0, 3)), *operands)
+    assert [gradient.dtype for gradient in gradients] == [jnp.bfloat16, jnp.float32]
+
+
+@pytest.mark.parametrize(("gpu", "blocks"), [(LocalGpu("Tesla T4", (7, 5), 91002), 4), (None, 16)])
+def test_a_gpu_without_a_fused_form_compiles_products_of_few_shapes(monkeypatch, gpu, blocks):
+    monkeypatch.setattr(packed_attention, "local_gpu", lambda: gpu)
+    rows = [jax.ShapeDtypeStruct((1, 2048, heads, 64), jnp.float32) for heads in (4, 2, 2)]
+
+    def objective(q, k, v):
+        segments = jnp.ones((1, 2048), jnp.int32)
+        return packed_attention.attend_rows(q, k, v, AttentionMask(jnp.arange(2048), segments, segments)).sum()
+
+    gradient = jax.jit(jax.grad(objective, (0, 1, 2))).trace(*rows)
+    text = gradient.lower(lowering_platforms=("cuda",)).as_text()
+    assert len(set(re.findall(r"dot_general.* : (\(.*)", text))) == 6 * blocks
 
 
 def documents(*lengths: int) -> np.ndarray:

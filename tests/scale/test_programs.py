@@ -227,6 +227,7 @@ def test_a_sampler_with_8_bit_weights_keeps_and_gathers_half_the_bytes_of_bfloat
             "sampler.max_model_len=10000 is not between 2",
         ),
         ("pretrain", dict(model__d_model=130), "130 embed do not divide over mesh axis data=4"),
+        ("sft", dict(model__attention_form="cudnn"), "attention_form='cudnn' cannot run here, .* platform 'cpu'"),
     ],
 )
 def test_sizes_that_do_not_fit_are_named(stage, changes, sentence):

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from composer_jax.errors import UserError
+from composer_jax.ops.attention_form import FormChoice
 from composer_jax.parallel import processes
 from composer_jax.stages import rollout_services
 from composer_jax.stages.pipeline import pipeline
-from composer_jax.stages.run import Run
+from composer_jax.stages.run import Run, form_lines
 from composer_jax.tasks.harbor import write_task
 from configs.tiny import get_config
 from tests.demo.generate import generate
@@ -100,6 +101,22 @@ def test_rows_that_context_does_not_divide_are_named_before_the_first_stage(new_
     new = {"rl": {"batches": ((256, 16), (512, 2))}} | {group: fields}
     with pytest.raises(UserError, match=r"Rows of \d+ tokens do not divide .* context=4, .* multiple of 8"):
         _ = new_run(mesh={"replica": 2, "context": 4}, **new).mesh
+
+
+def test_a_form_of_attention_that_cannot_run_is_refused_before_the_first_stage(new_run):
+    run = new_run(model={"attention_form": "cudnn"}, rl={"batches": ((256, 16), (512, 8))})
+    with pytest.raises(
+        UserError, match="model.attention_form='cudnn' cannot run here, .* platform 'cpu'; use 'auto' or 'plain'"
+    ):
+        _ = run.mesh
+
+
+def test_stages_of_one_form_of_attention_share_a_line():
+    fused, plain = FormChoice("cudnn", ""), FormChoice("plain", "this process has no NVIDIA GPU")
+    assert form_lines([("pretrain", fused), ("sft", fused), ("rl", fused), ("rl", plain)]) == [
+        "attention of pretrain, sft, rl: cudnn",
+        "attention of rl: plain, because this process has no NVIDIA GPU",
+    ]
 
 
 def test_a_run_goes_on_with_another_profile(new_run, tmp_path):
