@@ -59,19 +59,22 @@ def compute_chosen_experts(
     # Matched here, gradients of replicated operands are summed per token and not per sorted row.
     x_TD, ids_Tk, gates_Tk, *_ = match_vma(x_TD, ids_Tk, gates_Tk, *jax.tree.leaves(experts))
     rows = sort_by_expert(ids_Tk.reshape(-1), experts)
-    inverse_Tk = rows.inverse_N.reshape(ids_Tk.shape)
-    x_ND = permute_tokens(x_TD, rows.order_N, inverse_Tk)
-    gates_N1 = permute_tokens(gates_Tk.reshape(-1, 1), rows.order_N, inverse_Tk.reshape(-1, 1))
-    y_ND = compute_sorted(x_ND, rows.ids_N, rows.sizes_E, experts, activation, gates_N1[:, 0])
-    return unpermute_tokens(y_ND, rows.order_N, inverse_Tk)
+    inverse_Tk, valid_Tk = (a.reshape(ids_Tk.shape) for a in (rows.inverse_N, rows.valid_N))
+    x_ND = permute_tokens(x_TD, rows.order_N, inverse_Tk, valid_Tk)
+    gates_N1 = permute_tokens(
+        gates_Tk.reshape(-1, 1), rows.order_N, *(a.reshape(-1, 1) for a in (inverse_Tk, valid_Tk))
+    )
+    y_ND = compute_sorted(x_ND, rows.ids_N, rows.sizes_E, experts, activation, gates_N1[:, 0], zero_rest=False)
+    return unpermute_tokens(y_ND, rows.order_N, inverse_Tk, valid_Tk)
 
 
 def compute_rows(x_MD: jax.Array, ids_M: jax.Array, experts: Experts, activation: Activation) -> jax.Array:
     """Computes one expert for every row and keeps the order of rows; zero where ids_M is not in 0 .. E'-1."""
     x_MD, ids_M, *_ = match_vma(x_MD, ids_M, *jax.tree.leaves(experts))
     rows = sort_by_expert(ids_M, experts)
-    permutation = rows.order_N, rows.inverse_N[:, None]
-    y_MD = compute_sorted(permute_tokens(x_MD, *permutation), rows.ids_N, rows.sizes_E, experts, activation)
+    permutation = rows.order_N, rows.inverse_N[:, None], rows.valid_N[:, None]
+    x_MD = permute_tokens(x_MD, *permutation)
+    y_MD = compute_sorted(x_MD, rows.ids_N, rows.sizes_E, experts, activation, zero_rest=False)
     return unpermute_tokens(y_MD, *permutation)
 
 
@@ -80,6 +83,7 @@ class SortedRows(NamedTuple):
 
     order_N: jax.Array  # the permutation that sorts
     inverse_N: jax.Array  # its inverse
+    valid_N: jax.Array  # bool, before sorting: whether the row's expert is one of this device
     ids_N: jax.Array  # sorted expert ids; E' for experts of other devices
     sizes_E: jax.Array  # int32, rows of each expert
 
@@ -87,10 +91,11 @@ class SortedRows(NamedTuple):
 def sort_by_expert(ids_N: jax.Array, experts: Experts) -> SortedRows:
     """Sorts rows by expert id; ids other than 0 .. E'-1 count as experts of other devices."""
     n = experts.gate_EDF.shape[0]
-    ids_N = jnp.where((ids_N >= 0) & (ids_N < n), ids_N, n)
+    valid_N = (ids_N >= 0) & (ids_N < n)
+    ids_N = jnp.where(valid_N, ids_N, n)
     order_N = jnp.argsort(ids_N)
     sizes_E = jnp.bincount(ids_N, length=n).astype(jnp.int32)
-    return SortedRows(order_N, jnp.argsort(order_N), ids_N[order_N], sizes_E)
+    return SortedRows(order_N, jnp.argsort(order_N), valid_N, ids_N[order_N], sizes_E)
 
 
 def compute_sorted(
@@ -100,13 +105,17 @@ def compute_sorted(
     experts: Experts,
     activation: Activation,
     gates_N: jax.Array | None = None,
+    *,
+    zero_rest: bool = True,
 ) -> jax.Array:
     """Computes the expert of every sorted row times its gate; zero in the last rows, where ids_N is E'.
 
     The gate multiplies the hidden values before the last product. Its gradient then needs no output, and a backward
     pass that recomputes the hidden values skips that product.
+
+    zero_rest: False allows any value in the last rows of the result and of the gradients (ops/grouped_matmul.py).
     """
-    product = grouped_matmul
+    product = functools.partial(grouped_matmul, zero_rest=zero_rest)
     if experts.precision != "none":
         product = functools.partial(quantized_grouped_matmul, precision=experts.precision)
     gate, up = (product(x_ND, w, sizes_E) for w in (experts.gate_EDF, experts.up_EDF))
@@ -116,6 +125,8 @@ def compute_sorted(
         padded = [jnp.pad(bias, ((0, 1), (0, 0))) for bias in experts.biases]
         gate_bias, up_bias, down_bias = (lookup(bias, ids_N) for bias in padded)
         gate, up = gate + gate_bias, up + up_bias
+    # What the products leave in the last rows, forward and backward, goes no further: the next ones need finite rows.
+    gate, up = (jnp.where((ids_N < len(sizes_E))[:, None], a, 0) for a in (gate, up))
     hidden = activation(gate, up)
     if gates_N is not None:
         hidden = hidden * gates_N[:, None]
