@@ -11,6 +11,8 @@ from benchmarks.gpu_parts.packed_batch import packed_segments
 from benchmarks.gpu_parts.timing import note, teraflops
 from benchmarks.gpu_parts.worker import Figures, print_figures
 from composer_jax.models.flops import document_lengths
+from composer_jax.ops.attention_form import RowShape, choose_form
+from composer_jax.ops.local_gpu import local_gpu
 from composer_jax.ops.packed_attention import AttentionMask, attend_rows, products
 
 
@@ -32,7 +34,7 @@ def measure(small: bool) -> Figures:
 
 
 def measure_heads(name: str, heads: HeadShape, length: int, *, small: bool) -> Figures:
-    """Returns {form: {forward, with_gradients}}.
+    """Returns {form: {forward, with_gradients}}, and "form", the one that ours chooses.
 
     Operations are those of pairs of a query and a key that it attends to, twice as many in the backward pass.
     """
@@ -48,9 +50,11 @@ def measure_heads(name: str, heads: HeadShape, length: int, *, small: bool) -> F
         "ours_unpacked": (attend_rows, whole),
         "cudnn_unpacked": (_cudnn, whole),
     }
-    figures: Figures = {key: {} for key in forms}
+    row = RowShape(q.dtype, length, length, heads.queries, heads.key_width, heads.value_width)
+    choice = choose_form("auto", jax.default_backend(), local_gpu(), row)
+    figures: Figures = {key: {} for key in forms} | {"form": choice.form}
     for key, gradients in (("forward", False), ("with_gradients", True)):
-        note(f"attention, {name}, {key}")
+        note(f"attention, {name}, {key}: {choice.form} {choice.reason}")
         calls = {
             each: _call(function, segments, (q, k, v), dy, gradients) for each, (function, segments) in forms.items()
         }

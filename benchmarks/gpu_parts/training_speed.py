@@ -10,6 +10,7 @@ import numpy as np
 from benchmarks.gpu_parts.packed_batch import packed_batch
 from benchmarks.gpu_parts.timing import compile_calls, digits, note, product_call
 from benchmarks.gpu_parts.worker import Figures
+from composer_jax.models.attention_kinds import attention_form
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.flops import document_lengths, training_flops
 from composer_jax.models.model_def import ModelDef
@@ -70,4 +71,5 @@ def _measure(config: ModelConfig, rows: int, length: int, *, small: bool) -> Fig
         "first_step_s": digits(first_step_s),
         "peak_gb": digits(memory["peak_bytes_in_use"] / 1e9) if memory else None,
         "recomputes_layers": config.remat,
+        "attention_form": attention_form(config, mesh, length).form,
     }

@@ -49,6 +49,7 @@ def test_forms_have_rates_forward_and_with_gradients(module, monkeypatch):
     shapes = "SMALL_HEADS" if module is attention else "SMALL_SHAPES"
     monkeypatch.setattr(module, shapes, dict(list(getattr(module, shapes).items())[-1:]))
     for of_forms in module.measure(True).values():
+        assert of_forms.pop("form", "plain") == "plain"
         assert "ours" in of_forms
         for form, rates in of_forms.items():
             assert rates.keys() == {"forward", "with_gradients"}
@@ -120,6 +121,7 @@ def test_an_unknown_part_is_named(capsys):
 def test_training_steps_have_a_rate_beside_a_products():
     figures = moe.measure(True)
     assert figures["tokens_per_s"] > 0 and figures["first_step_s"] > 0
+    assert figures["attention_form"] == "plain"
     fraction = figures["model_tflops"] / figures["product_tflops"]
     assert 0 < figures["fraction_of_product"] == pytest.approx(fraction, rel=0.01)
 
