@@ -10,6 +10,7 @@ episodes_per_minute of the median step, and the seconds of the steps after those
 import argparse
 import asyncio
 import json
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,7 @@ def run(steps: int, folder: Path) -> list[dict[str, Any]]:
     def on_step(completed: CompletedStep) -> None:
         assert completed.is_updated
         rows.append(dict(completed.row))
+        print(f"step {len(rows)} of {steps}: {rows[-1]['step_s']:.1f} s", file=sys.stderr, flush=True)
 
     with RolloutLedger(folder) as ledger:
         orchestrator = Orchestrator(

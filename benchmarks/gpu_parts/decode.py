@@ -21,7 +21,7 @@ def measure(small: bool) -> Figures:
     config = dataclasses.replace(config, param_dtype="bfloat16", max_context=1024)
     figures = {}
     for conversations in (4,) if small else (64, 256):
-        note(f"decode, {conversations} conversations")
+        note(f"decode, {conversations} conversations: compiling, then measuring ...")
         figures[str(conversations)] = measure_step(config, conversations, small=small)
     return figures
 

@@ -32,6 +32,7 @@ def compile_calls(calls: Mapping[str, Call], ours: str) -> dict[str, Call]:
     """
     compiled = {}
     for name, call in calls.items():
+        note(f"  {name}: compiling ...")
         started = time.perf_counter()
         try:
             jax.block_until_ready(call())

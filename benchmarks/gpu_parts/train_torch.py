@@ -51,6 +51,7 @@ def measure(shape: dict[str, Any], *, compiled: bool, small: bool) -> dict[str, 
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     step = new_step(shape, compiled=compiled, device=device)
+    note("  first step ...")
     started = time.perf_counter()
     loss = float(step())
     first_step_s = time.perf_counter() - started

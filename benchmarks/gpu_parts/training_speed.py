@@ -43,6 +43,7 @@ def _measure(config: ModelConfig, rows: int, length: int, *, small: bool) -> Fig
     tokens, flops = float(batch["weights"].sum()), training_flops(config, document_lengths(batch["segments"]))
     multiply, product_flops = product_call(256 if small else 8192)
     compile_calls({"bf16 product": multiply}, "bf16 product")
+    note("  first step, compiling ...")
     started, taken = time.perf_counter(), 1
     state, metrics = learner.step(state, [batch], tokens)
     first_step_s = time.perf_counter() - started
