@@ -10,8 +10,10 @@ episodes_per_minute of the median step, and the seconds of the steps after those
 import argparse
 import asyncio
 import json
+import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -77,8 +79,8 @@ async def complete(spec: EpisodeSpec, policy: Policy, vocab_size: int) -> Episod
     return Episode(task.id, task.family, task.split, spec.seed, transcript, reward(sample.tokens), "finished", turns=1)
 
 
-def run(steps: int, folder: Path) -> list[float]:
-    """Returns the seconds of every step."""
+def run(steps: int, folder: Path) -> list[dict[str, Any]]:
+    """Returns the metrics of every step, of which "step_s" are its seconds."""
     model, mesh = conversations.model_config("demo"), MESH.make_mesh()
     config = RLConfig(
         steps=steps,
@@ -100,11 +102,12 @@ def run(steps: int, folder: Path) -> list[float]:
     sampler = Sampler(ModelDef(config.rollout_network(model)), mesh, sizes, end_tokens=ENDS)
     sampler.update(state.params, state.router_bias, version=0)
     sampler.warm_up()
-    seconds: list[float] = []
+    rows: list[dict[str, Any]] = []
 
     def on_step(completed: CompletedStep) -> None:
         assert completed.is_updated
-        seconds.append(completed.row["step_s"] or 0.0)
+        rows.append(dict(completed.row))
+        print(f"step {len(rows)} of {steps}: {rows[-1]['step_s']:.1f} s", file=sys.stderr, flush=True)
 
     with RolloutLedger(folder) as ledger:
         orchestrator = Orchestrator(
@@ -120,8 +123,8 @@ def run(steps: int, folder: Path) -> list[float]:
             Watchers(on_step),
         )
         asyncio.run(orchestrator.run())
-    assert np.isfinite(seconds).all()
-    return seconds
+    assert np.isfinite([row["step_s"] for row in rows]).all()
+    return rows
 
 
 def main() -> None:
@@ -130,7 +133,7 @@ def main() -> None:
     o = parser.parse_args()
     configure_cpu(MESH.cpu_devices)
     with tempfile.TemporaryDirectory(prefix="composer-grpo-") as folder:
-        print(json.dumps(figures(run(o.steps, Path(folder)))))
+        print(json.dumps(figures([row["step_s"] for row in run(o.steps, Path(folder))])))
 
 
 if __name__ == "__main__":

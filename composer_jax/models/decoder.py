@@ -26,7 +26,7 @@ from composer_jax.models.parameter import gather_param, matrix
 from composer_jax.models.router_replay import RouterReplay
 from composer_jax.models.router_stats import RouterStats
 from composer_jax.ops.cached_attention import KeyRange
-from composer_jax.ops.matmul import float32_sum_precision
+from composer_jax.ops.matmul import matmul_to_float32
 from composer_jax.ops.packed_attention import AttentionMask
 from composer_jax.ops.shapes import check_shapes
 from composer_jax.parallel import context
@@ -325,10 +325,7 @@ class Decoder(nnx.Module):
 
 def head_logits(hidden: jax.Array, weight_DW: jax.Array) -> jax.Array:
     """Returns float32 logits [...,W] of normalised states [...,D]."""
-    chex.assert_type([hidden, weight_DW], jnp.floating)
-    chex.assert_axis_dimension(hidden, -1, weight_DW.shape[0])
-    precision = float32_sum_precision(weight_DW.dtype)
-    return jnp.einsum("...d,dw->...w", hidden, weight_DW, precision=precision, preferred_element_type=jnp.float32)
+    return matmul_to_float32(hidden, weight_DW)
 
 
 def gather_heads(values_LH: jax.Array) -> jax.Array:

@@ -8,6 +8,7 @@ for TPUs and GPUs choose the layout of operands themselves.
 
 import functools
 import math
+from typing import Any
 
 import chex
 import jax
@@ -19,9 +20,9 @@ from composer_jax.ops.vma import match_vma
 def float32_sum_precision(dtype: jnp.dtype) -> jax.lax.Precision | None:
     """Returns the precision of a product of operands in the compute dtype that has a float32 result.
 
-    Products of bfloat16 operands are exact at every precision. In the backward pass the result's float32 gradient is an
-    operand, which DEFAULT rounds to bfloat16 (TPU) or TF32 (GPU), no more than the gradients that it becomes. None for
-    float32 operands: ModelConfig.compute_dtype says what that means.
+    Products of bfloat16 operands are exact at every precision. In a backward pass that JAX derives, the result's
+    float32 gradient is an operand, which DEFAULT rounds to bfloat16 (TPU) or TF32 (GPU), no more than the gradients
+    that it becomes. None for float32 operands: ModelConfig.compute_dtype says what that means.
     """
     return jax.lax.Precision.DEFAULT if dtype == jnp.bfloat16 else None
 
@@ -38,6 +39,43 @@ def matmul(x: jax.Array, w: jax.Array, contracted: int = 1) -> jax.Array:
     chex.assert_type([x, w], jnp.floating)
     chex.assert_equal(x.dtype, w.dtype)
     return _matmul(contracted, *match_vma(x, w))
+
+
+def matmul_to_float32(x: jax.Array, w: jax.Array) -> jax.Array:
+    """Returns x @ w in float32, for values that need more digits than the compute dtype has, such as logits.
+
+    Both gradients are products in the compute dtype with float32 sums: the gradient of the result is rounded to it, as
+    a TPU does by itself. A GPU would multiply in TF32 instead, at half of the rate, and read twice the bytes.
+
+    Args:
+      x: [..., D], floating. w: [D, F], of the same dtype. The result is [..., F].
+    """
+    chex.assert_type([x, w], jnp.floating)
+    chex.assert_equal(x.dtype, w.dtype)
+    chex.assert_axis_dimension(x, -1, w.shape[0])
+    if x.dtype == jnp.float32:
+        return _float32_sums("...d,df->...f", x, w)
+    return _matmul_to_float32(*match_vma(x, w))
+
+
+@jax.custom_vjp
+def _matmul_to_float32(x: jax.Array, w: jax.Array) -> jax.Array:
+    return _float32_sums("...d,df->...f", x, w)
+
+
+def _float32_sums(product: str, x: jax.Array, y: jax.Array) -> jax.Array:
+    how: Any = dict(precision=float32_sum_precision(x.dtype), preferred_element_type=jnp.float32)
+    return jnp.einsum(product, x, y, **how)
+
+
+def _rounded_backward(saved, dy):
+    x, w = saved
+    dy = dy.astype(x.dtype)
+    dx, dw = _float32_sums("...f,df->...d", dy, w), _float32_sums("...d,...f->df", x, dy)
+    return dx.astype(x.dtype), dw.astype(w.dtype)
+
+
+_matmul_to_float32.defvjp(lambda x, w: (_matmul_to_float32(x, w), (x, w)), _rounded_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

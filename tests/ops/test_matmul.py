@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from composer_jax.ops.matmul import matmul
+from composer_jax.ops.matmul import matmul, matmul_to_float32
 from composer_jax.parallel.mesh import make_mesh
 from tests.models.small import relative_error
 
@@ -74,3 +74,39 @@ def test_on_a_cpu_the_gradient_of_the_weight_transposes_the_narrower_operand(pla
     program = gradient.trace(*operands(d, f)).lower(lowering_platforms=(platform,)).as_text()
     (first_operand,) = re.findall(r"contracting_dims = \[0\] x \[0\].*: \(tensor<(\w+)>,", program)
     assert first_operand == f"{T}x{transposed}xf32"
+
+
+def test_a_float32_result_of_bfloat16_operands_has_the_gradients_of_a_rounded_one():
+    rng = np.random.default_rng(0)
+    x, w = (jnp.asarray(rng.standard_normal(shape), jnp.bfloat16) for shape in ((2, 2048, 8), (8, 12)))
+    dy = jnp.asarray(1 + rng.standard_normal((2, 2048, 12)) / 4, jnp.float32)
+    y, transpose = jax.vjp(matmul_to_float32, x, w)
+    wide_x, wide_w = (np.asarray(a, np.float64) for a in (x, w))
+    assert y.dtype == jnp.float32 and relative_error(y, wide_x @ wide_w) < 1e-6
+    expected = np.asarray(dy) @ wide_w.T, np.einsum("bsd,bsf->df", wide_x, np.asarray(dy))
+    for actual, wanted, operand in zip(transpose(dy), expected, (x, w), strict=True):
+        assert actual.dtype == operand.dtype and relative_error(actual, wanted) < 0.01
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_gradients_of_a_float32_result_are_products_in_the_compute_dtype(dtype):
+    x, w, dy = operands(16, 40)
+    gradient = jax.jit(lambda x, w, dy: jax.vjp(matmul_to_float32, x, w)[1](dy))
+    program = gradient.trace(jnp.asarray(x, dtype), jnp.asarray(w, dtype), dy).lower(lowering_platforms=("cuda",))
+    operand_types = re.findall(r"dot_general.*: \(tensor<\d+x\d+x(\w+)>, tensor<\d+x\d+x(\w+)>\)", program.as_text())
+    assert operand_types == 2 * [({"bfloat16": "bf16", "float32": "f32"}[dtype],) * 2]
+
+
+def test_replicated_weights_get_the_float32_products_gradient_of_all_tokens():
+    x, w, dy = operands(16, 40)
+    mesh = make_mesh(jax.devices(), replica=8)
+    tokens = PartitionSpec(mesh.axis_names)
+
+    def gradient(x, w, dy):
+        return jax.grad(lambda w: (matmul_to_float32(x, w) * dy).sum())(w)
+
+    program = jax.jit(
+        jax.shard_map(gradient, mesh=mesh, in_specs=(tokens, PartitionSpec(), tokens), out_specs=PartitionSpec())
+    )
+    rounded = (jnp.asarray(a, jnp.bfloat16) for a in (x, w))
+    assert relative_error(program(*rounded, dy), x.astype(np.float64).T @ dy) < 0.01
