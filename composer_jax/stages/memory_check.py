@@ -156,11 +156,14 @@ def _rl_steps(run: Run, limit: float, samples: bool) -> StepsInMemory:
 
 
 def _less_memory(run: Run, stage: str) -> str:
-    section = run.config.section(stage)
+    """Returns what takes less memory than the stage's layout, in words."""
+    section, network = run.config.section(stage), run.config.stage_model(stage)
     ways = ["more devices along mesh.data", "shorter rows"]
     if not run.config.stage_training(stage).optimizer.offload:
         ways.append(f"--config.{section}.optimizer.offload=True")
-    if not run.config.stage_model(stage).remat:
+    if network.head_chunk is None:
+        ways.append("--config.model.head_chunk=2048")
+    if not network.remat:
         ways.append("--config.model.remat=True")
     return ", ".join(ways[:-1]) + f" or {ways[-1]}"
 

@@ -58,6 +58,17 @@ def test_where_no_batch_fits_the_advice_is_what_takes_less():
     assert advice(21.0) == "by the estimate no batch fits: use less."
 
 
+def test_what_takes_less_memory_is_what_the_config_does_not_have_yet():
+    def ways(**changes):
+        config = dataclasses.replace(CONFIG, model=dataclasses.replace(CONFIG.model, **changes))
+        return module._less_memory(types.SimpleNamespace(config=config), "sft")
+
+    offload = "more devices along mesh.data, shorter rows or --config.sft.optimizer.offload=True"
+    assert ways(head_chunk=512, remat=True) == offload
+    more = offload.replace(" or", ",") + ", --config.model.head_chunk=2048 or --config.model.remat=True"
+    assert ways(head_chunk=None, remat=False) == more
+
+
 def run_on_two_devices(config):
     mesh = make_mesh(jax.devices()[:2], data=2)
     model = RunModel(config, Path(), lambda stage: mesh, data=None, workdir=None)
