@@ -1,5 +1,6 @@
 """The RL stage: an interrupt between or inside steps loses nothing, and a resumed run uses up no task twice."""
 
+import asyncio
 import contextlib
 import dataclasses
 import json
@@ -11,6 +12,7 @@ import types
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tensorstore
 
 from composer_jax.agent.episode import Episode
 from composer_jax.agent.episode_context import EpisodeContext
@@ -23,6 +25,7 @@ from composer_jax.event_loop import EventLoop
 from composer_jax.observe.metrics import MetricsWriter, read_metrics
 from composer_jax.observe.step_trace import NO_TRACE
 from composer_jax.rl import rollout
+from composer_jax.rl.ledger import RolloutLedger
 from composer_jax.rl.policy_update import UpdateResult
 from composer_jax.rl.workers.worker_setup import WorkerSetup
 from composer_jax.sampler.runner import RowScores
@@ -169,12 +172,13 @@ def train_rl(tmp_path, monkeypatch, request):
             stage_mesh=lambda stage: types.SimpleNamespace(local_devices=()),
         )
 
-        def go(place=None, has_nan=False, every=(), heldout=""):
+        def go(place=None, has_nan=False, every=(), heldout="", save_every=3):
             """every: evaluate.every, with half of the slots for suites. heldout: tasks.heldout."""
             interrupter.place, interrupter.has_nan = place, has_nan
             evaluate = dataclasses.replace(config.evaluate, every=dict(every), slots_fraction=0.5)
             tasks = dataclasses.replace(config.tasks, heldout=heldout)
-            run.config = dataclasses.replace(config, evaluate=evaluate, tasks=tasks)
+            rl = dataclasses.replace(config.rl, save_every=save_every)
+            run.config = dataclasses.replace(config, evaluate=evaluate, tasks=tasks, rl=rl)
             stage.train_rl(run)
             return run
 
@@ -222,6 +226,36 @@ def test_an_uninterrupted_stage(train_rl):
     assert {name: result[name] for name in stage.TOTALS} == {
         name: pytest.approx(sum(row[name] for row in rows)) for name in stage.TOTALS
     }
+
+
+def test_groups_stay_until_both_complete_checkpoints_have_learned_from_them(train_rl, monkeypatch, tmp_path):
+    """While a checkpoint is written, the run may go on from the one before, and from the one before that."""
+    may_write, forgotten = threading.Event(), []
+    save, forget, open_array = CheckpointStore.save, RolloutLedger.forget, tensorstore.open
+
+    async def open_later(*args, **options):
+        assert await asyncio.to_thread(may_write.wait, 60)
+        return await open_array(*args, **options)
+
+    def save_later(store, step, **content):
+        may_write.clear() if step < STEPS else may_write.set()
+        save(store, step, **content)
+
+    def check_and_forget(ledger, numbers):
+        forgotten.append(list(numbers))
+        steps = sorted(int(path.name) for path in (tmp_path / "run/checkpoints/rl").iterdir() if path.name.isdigit())
+        oldest = 0 if len(steps) < 2 else STEPS if STEPS in steps else steps[0]
+        try:
+            assert set(forgotten[-1]) <= {number for batch in ledger.batches[:oldest] for number in batch.groups}
+            forget(ledger, forgotten[-1])
+        finally:
+            may_write.set()
+
+    monkeypatch.setattr(tensorstore, "open", open_later)
+    monkeypatch.setattr(CheckpointStore, "save", save_later)
+    monkeypatch.setattr(RolloutLedger, "forget", check_and_forget)
+    per_step = groups(train_rl(save_every=1)) // STEPS
+    assert [len(numbers) for numbers in forgotten] == [0, 0, per_step, 2 * per_step, STEPS * per_step]
 
 
 def test_versions_are_written_while_the_policy_samples(train_rl, monkeypatch):
