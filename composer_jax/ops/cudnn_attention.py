@@ -12,6 +12,9 @@ Attention sinks c are no operand of cuDNN. With logits z, their log-sum-exp l, l
 output o, the weights are P = exp(z - l') and the output is y = o exp(l - l'). cuDNN's backward pass takes the weights
 from the log-sum-exp, and dv = P dy and dz = P (dy v - dy y) from the output, that it is given: with l' and y these are
 the gradients under sinks. A sink has the weight exp(c - l') and the value 0, so that dc = -sum exp(c - l') (dy y).
+
+What the calls compute, take and need is read from cudnn-frontend 1.32, whose graphs XLA builds (include/cudnn_frontend/
+node/scaled_dot_product_flash_attention.h).
 """
 
 import functools
@@ -29,10 +32,8 @@ MAX_OFFSET = 2**31 - 1
 """cuDNN's offsets are int32 and count numbers instead of tokens."""
 DOCUMENTS = 8
 """Places for documents in a call per row, at most; the rows of a call share them."""
-WORKSPACE = 2**31
-"""Numbers in cuDNN's float32 sum of the queries' gradients, at most, unless a row with two places needs more. Every
-place has queries of a whole row there (dQ_accum in cudnn-frontend 1.32, include/cudnn_frontend/node:
-scaled_dot_product_flash_attention.h)."""
+WORKSPACE = 2**33
+"""Bytes that cuDNN's backward pass may take for itself in a call, unless a row with two places needs more."""
 
 
 class _Documents(NamedTuple):
@@ -95,7 +96,7 @@ def _forward(window, q, k, v, segments, windowed, sinks):
             lse_BSH = stats_CHS[documents.place_BS, :, documents.position_BS]
             return y[..., : v.shape[-1]], lse_BSH
 
-        return _each_document(call, segments, _places(q, v))
+        return _each_document(call, segments, _places(q, k, v))
 
     y, lse = _in_groups_of_rows(rows, q, k, v, segments)
     if sinks is not None:
@@ -117,7 +118,7 @@ def _backward(window, residuals, dy):
             dq, dk, dv = _by_window(fused_backward, window, windowed, *widened, stats_CHS, *how)
             return dq[..., : q.shape[-1]], dk[..., : k.shape[-1]], dv[..., : v.shape[-1]]
 
-        return _each_document(call, segments, _places(q, v))
+        return _each_document(call, segments, _places(q, k, v))
 
     dq, dk, dv = _in_groups_of_rows(rows, q, k, v, segments, y, lse, dy)
     if sinks is None:
@@ -200,17 +201,26 @@ def _offsets(documents: _Documents, q: jax.Array, k: jax.Array, v: jax.Array) ->
     return [starts * (heads * max(x, v.shape[-1])) for heads in (q.shape[2], k.shape[2])]
 
 
-def _places(q: jax.Array, v: jax.Array) -> int:
+def _workspace_per_place(q: jax.Array, k: jax.Array, v: jax.Array) -> int:
+    """Returns the bytes that cuDNN's backward pass takes for each place, as if a document there had a whole row.
+
+    The gradient of queries is summed in float32. With grouped queries those of keys and values exist for every head of
+    queries, in 2 bytes.
+    """
+    _, s, h, x = q.shape
+    return s * h * max(x, v.shape[-1]) * (4 if k.shape[2] == h else 8)
+
+
+def _places(q: jax.Array, k: jax.Array, v: jax.Array) -> int:
     """Returns the places for documents of a call, at least 2 per row: with one, JAX makes a call without offsets."""
-    b, s, h, x = q.shape
-    return b * min(DOCUMENTS, max(2, WORKSPACE // (b * s * h * max(x, v.shape[-1]))))
+    b = len(q)
+    return b * min(DOCUMENTS, max(2, WORKSPACE // (b * _workspace_per_place(q, k, v))))
 
 
 def _in_groups_of_rows(function: Callable, *arrays: jax.Array):
     """Returns function(*arrays), with as many of the B rows at once as WORKSPACE allows. Arrays are [B,...]."""
-    q, _, v, *_ = arrays
-    b, s, h, x = q.shape
-    most = max(1, WORKSPACE // (DOCUMENTS * s * h * max(x, v.shape[-1])))
+    q, k, v, *_ = arrays
+    b, most = len(q), max(1, WORKSPACE // (DOCUMENTS * _workspace_per_place(q, k, v)))
     rows = max(rows for rows in range(1, min(b, most) + 1) if b % rows == 0)
     if rows == b:
         return function(*arrays)

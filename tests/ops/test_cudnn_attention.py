@@ -55,8 +55,8 @@ CASES = {
     "none_and_one": (NONE_AND_ONE, dict(window=WINDOW, windowed=False, widths=(8, 24), sinks=True)),
     "all": (MANY, ALL),
     "all_in_several_calls": (MANY, ALL | dict(DOCUMENTS=2)),
-    "rows_in_turn": (MANY, ALL | dict(DOCUMENTS=3, WORKSPACE=3 * S * H * 24)),
-    "fewer_places_for_a_long_row": (MANY[:1], dict(WORKSPACE=2 * S * H * 16)),
+    "rows_in_turn": (MANY, ALL | dict(DOCUMENTS=3, WORKSPACE=3 * S * H * 24 * 8)),
+    "fewer_places_for_a_long_row": (MANY[:1], dict(WORKSPACE=2 * S * H * 16 * 8)),
 }
 
 
@@ -152,6 +152,13 @@ def test_calls_stay_within_32_bit_offsets_and_a_bounded_workspace():
     (call,) = custom_calls(text).values()
     assert "(tensor<1x65536x64x192xbf16>, " in call
     assert "tensor<1x2xi32>, tensor<1x2xi32>, tensor<1x3xi32>, tensor<1x3xi32>) -> " in call
+
+
+@pytest.mark.parametrize(("heads", "places"), [(32, 8), (4, 4)])
+def test_grouped_queries_take_twice_the_workspace(heads, places):
+    rows = shapes((1, 2**16, 32, 128), (1, 2**16, heads, 128), (1, 2**16, heads, 128))
+    text = lowered_for_cuda(cudnn_attention.attend, *rows, *shapes((1, 2**16), dtype=jnp.int32))
+    assert f"tensor<1x{places}xi32>, tensor<1x{places}xi32>, " in "".join(custom_calls(text).values())
 
 
 def rows_form(q, k, v, segments, sinks, windowed, *, form="auto"):
