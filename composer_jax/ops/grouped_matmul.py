@@ -9,8 +9,6 @@ on a CPU one block after the other, on a GPU a block of every group at once (ops
 `python -m benchmarks.grouped_matmul` measures it.
 """
 
-import functools
-
 import jax
 import jax.numpy as jnp
 
@@ -33,12 +31,12 @@ def grouped_matmul(x_TD: jax.Array, w_EDF: jax.Array, sizes_E: jax.Array, *, zer
       w_EDF: one matrix per group.
       sizes_E: int32, rows in each group; the sum is at most T.
       zero_rest: False allows any value, also NaN, in the rows without a group, of the result and of the gradient of x.
-        x and the gradient of the result must then be finite there. It saves passes over the rows on TPUs and on Hopper.
+        x and the gradient of the result must then be finite there. It saves passes over the rows on TPUs.
     """
     check_shapes(x_TD=(x_TD, jnp.floating), w_EDF=(w_EDF, jnp.floating), sizes_E=(sizes_E, jnp.int32))
     forms = dict(tpu=ragged_dot if zero_rest else jax.lax.ragged_dot, cpu=blocked, default=rounds)
     if hopper_grouped_matmul.supports(x_TD, w_EDF):
-        forms["cuda"] = functools.partial(hopper_grouped_matmul.hopper, zero_rest)
+        forms["cuda"] = hopper_grouped_matmul.hopper
     return jax.lax.platform_dependent(*match_vma(x_TD, w_EDF, sizes_E), **forms)
 
 

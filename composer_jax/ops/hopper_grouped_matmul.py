@@ -3,10 +3,11 @@
     y[t]  = x[t] @ w[g(t)]              dx[t] = dy[t] @ w[g(t)]^T
     dw[e] = sum over the rows t of group e of x[t]^T dy[t]
 
-dw is JAX's kernel (jax.experimental.pallas.ops.gpu.transposed_ragged_dot_mgpu). y and dx are a kernel after JAX's
-ragged_dot_mgpu, in which every tile searches its group among all groups in unrolled code: right for a few groups, but
-with 384 of them ptxas spills 1.2 KB of registers and a tile's search takes as long as its product. Here XLA computes
-the table of tiles first, and rows without a group are written as zeros. Sums are float32, results have the dtype of x.
+The kernels are made after JAX's ragged_dot_mgpu and transposed_ragged_dot_mgpu (0.10.2 and 0.11.2), which do not serve
+here. Both refill a buffer without waiting for the multiplication that reads it: they lack the wgmma_wait of JAX's
+hopper_matmul_mgpu. In the first, every tile searches its group among all groups in unrolled code, and with 384 groups
+ptxas spills 1.2 KB of registers per thread; here XLA computes the table of tiles beforehand. Rows without a group give
+zeros, and no NaN in them reaches dw. Sums are float32, results have the dtype of x.
 """
 
 import functools
@@ -25,8 +26,6 @@ DEPTH = 64
 STAGES = 3
 """Steps whose operands are on the chip at once. Two blocks of threads, each with a tile of its own, then fit into the
 shared memory of a multiprocessor: while one stores its tile, the other multiplies."""
-DW_STAGES = 4
-"""The same in JAX's kernel, which runs one block of threads per multiprocessor."""
 STRIP = 8
 """Tiles of the same rows that run one after the other, so that the L2 cache serves the rows and matrices they share."""
 
@@ -40,24 +39,20 @@ def supports(x_TD: jax.Array, w_EDF: jax.Array) -> bool:
     return x_TD.shape[0] % ROWS == 0 and all(width % DEPTH == 0 for width in w_EDF.shape[1:])
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def hopper(zero_rest: bool, x_TD: jax.Array, w_EDF: jax.Array, sizes_E: jax.Array) -> jax.Array:
+@jax.custom_vjp
+def hopper(x_TD: jax.Array, w_EDF: jax.Array, sizes_E: jax.Array) -> jax.Array:
     """Returns the product of every row with the matrix of its group, [T,F] in the dtype of x; arguments are those of
-    ops/grouped_matmul.py: grouped_matmul, if `supports` them. Rows without a group give zeros in any case."""
+    ops/grouped_matmul.py: grouped_matmul, if `supports` them."""
     return _call(_multiply, x_TD, w_EDF, sizes_E)
 
 
-def _backward(zero_rest, saved, dy_TF):
+def _backward(saved, dy_TF):
     x_TD, w_EDF, sizes_E = saved
     dx_TD = _call(functools.partial(_multiply, transposed=True), dy_TF, w_EDF, sizes_E)
-    if zero_rest:
-        # JAX's kernel multiplies rows of other groups by zero, so that a NaN in a row without a group would reach dw.
-        inside = (jnp.arange(x_TD.shape[0]) < sizes_E.sum())[:, None]
-        x_TD, dy_TF = jnp.where(inside, x_TD, 0), jnp.where(inside, dy_TF, 0)
     return dx_TD, _call(_outer, x_TD, dy_TF, sizes_E), None
 
 
-hopper.defvjp(lambda zero_rest, *operands: (hopper(zero_rest, *operands), operands), _backward)
+hopper.defvjp(lambda *operands: (hopper(*operands), operands), _backward)
 
 
 def _call(kernel, *arrays: jax.Array) -> jax.Array:
@@ -116,25 +111,27 @@ def _multiply(x_TD: jax.Array, w_EDF: jax.Array, sizes_E: jax.Array, *, transpos
     tiles = tiles_of_groups(sizes_E, rows, height)
     grid = len(tiles.groups), width // columns
 
-    def body(group_ref, block_ref, first_ref, count_ref, x_ref, w_ref, y_ref):
+    def grouped_product(group_ref, block_ref, first_ref, count_ref, x_ref, w_ref, y_ref):
         tile, column = plgpu.planar_snake(jax.lax.axis_index("tile"), grid, 1, STRIP)
         group, block, first, count = group_ref[tile], block_ref[tile], first_ref[tile], count_ref[tile]
 
         def multiply(sum_ref):
-            @pl.when(group < groups)
-            def _():
-                plgpu.emit_pipeline(
-                    lambda _, x, w: plgpu.wgmma(sum_ref, x, w.transpose((1, 0)) if transposed else w),
-                    grid=(depth // DEPTH,),
-                    in_specs=[
-                        plgpu.BlockSpec((height, DEPTH), lambda step: (block, step), delay_release=1),
-                        plgpu.BlockSpec((columns, DEPTH), lambda step: (column, step), delay_release=1)
-                        if transposed
-                        else plgpu.BlockSpec((DEPTH, columns), lambda step: (step, column), delay_release=1),
-                    ],
-                    max_concurrent_steps=STAGES,
-                )(x_ref, w_ref.at[jnp.minimum(group, groups - 1)])
+            def step(_, x_ref, w_ref):
+                plgpu.wgmma(sum_ref, x_ref, w_ref.transpose((1, 0)) if transposed else w_ref)
+                plgpu.wgmma_wait(1)  # the step before has ended, and delay_release=1 lets its buffers be refilled
 
+            w_block = (columns, DEPTH), lambda step: (column, step)
+            if not transposed:
+                w_block = (DEPTH, columns), lambda step: (step, column)
+            plgpu.emit_pipeline(
+                step,
+                grid=(depth // DEPTH,),
+                in_specs=[
+                    plgpu.BlockSpec((height, DEPTH), lambda step: (block, step), delay_release=1),
+                    plgpu.BlockSpec(*w_block, delay_release=1),
+                ],
+                max_concurrent_steps=STAGES,
+            )(x_ref, w_ref.at[group])
             return sum_ref[...]
 
         def store(tile_ref, product):
@@ -143,19 +140,19 @@ def _multiply(x_TD: jax.Array, w_EDF: jax.Array, sizes_E: jax.Array, *, transpos
             to = y_ref.at[:, pl.ds(column * columns, columns)]
             _copy_rows(tile_ref, to, first, block * height, count, most=min(height, rows))
 
-        @pl.when(count > 0)
+        tile_memory = plgpu.SMEM((height, columns), y_ref.dtype)
+
+        @pl.when((count > 0) & (group < groups))
         def _():
             product = pl.run_scoped(multiply, plgpu.ACC((height, columns)))  # pyright: ignore[reportPrivateImportUsage]
-            pl.run_scoped(functools.partial(store, product=product), plgpu.SMEM((height, columns), y_ref.dtype))
+            pl.run_scoped(functools.partial(store, product=product), tile_memory)
 
-    kernel = plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((rows, width), x_TD.dtype),
-        grid=(grid[0] * grid[1],),
-        grid_names=("tile",),
-        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
-    )
-    return kernel(*tiles, x_TD, w_EDF)
+        @pl.when((count > 0) & (group == groups))
+        def _():
+            pl.run_scoped(functools.partial(store, product=jnp.zeros((height, columns), y_ref.dtype)), tile_memory)
+
+    result = jax.ShapeDtypeStruct((rows, width), x_TD.dtype)
+    return _kernel(grouped_product, result, grid[0] * grid[1])(*tiles, x_TD, w_EDF)
 
 
 def _copy_rows(tile_ref, y_ref, first: jax.Array, start: jax.Array, count: jax.Array, *, most: int) -> None:
@@ -178,15 +175,70 @@ def _copy_rows(tile_ref, y_ref, first: jax.Array, start: jax.Array, count: jax.A
 @jax.jit
 def _outer(x_TD: jax.Array, dy_TF: jax.Array, sizes_E: jax.Array) -> jax.Array:
     """Returns x^T dy summed over the rows of each group, [E,D,F]."""
-    from jax.experimental.pallas.ops.gpu.transposed_ragged_dot_mgpu import transposed_ragged_dot
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import mosaic_gpu as plgpu
 
-    return transposed_ragged_dot(
-        x_TD,
-        dy_TF,
-        group_sizes=sizes_E,
-        block_m=tile_width(x_TD.shape[1]),
-        block_n=tile_width(dy_TF.shape[1]),
-        block_k=DEPTH,
-        max_concurrent_steps=DW_STAGES,
-        grid_block_n=STRIP,
+    shape = d, f = x_TD.shape[1], dy_TF.shape[1]
+    lines, columns = map(tile_width, shape)
+    grid = d // lines, f // columns
+    ends_E = jnp.cumsum(sizes_E)
+
+    def grouped_outer_product(start_ref, end_ref, x_ref, dy_ref, dw_ref):
+        tile = jax.lax.axis_index("tile")
+        group = tile // (grid[0] * grid[1])
+        line, column = plgpu.planar_snake(tile % (grid[0] * grid[1]), grid, 1, STRIP)
+        start, end = start_ref[group], end_ref[group]
+        block = start // DEPTH
+
+        def multiply(sum_ref):
+            def step(index, x_ref, dy_ref):
+                row = (block + index[0]) * DEPTH
+
+                @pl.when((row < start) | (row + DEPTH > end))
+                def _():
+                    for ref in (x_ref, dy_ref):  # both, because the other rows may hold a NaN
+                        rows = row + plgpu.broadcasted_iota(jnp.int32, ref.shape, 0, layout=plgpu.Layout.WGMMA)
+                        ref[...] = jnp.where((rows >= start) & (rows < end), ref[...], jnp.zeros((), ref.dtype))
+                    plgpu.commit_smem()
+
+                plgpu.wgmma(sum_ref, x_ref.transpose((1, 0)), dy_ref)
+                plgpu.wgmma_wait(1)
+
+            plgpu.emit_pipeline(
+                step,
+                grid=(jnp.where(end > start, (end - 1) // DEPTH + 1 - block, 0),),
+                in_specs=[
+                    plgpu.BlockSpec((DEPTH, lines), lambda step: (block + step, line), delay_release=1),
+                    plgpu.BlockSpec((DEPTH, columns), lambda step: (block + step, column), delay_release=1),
+                ],
+                max_concurrent_steps=STAGES,
+            )(x_ref, dy_ref)
+            return sum_ref[...]
+
+        def store(tile_ref, product):
+            tile_ref[...] = product.astype(dw_ref.dtype)
+            plgpu.commit_smem()
+            at = pl.ds(line * lines, lines), pl.ds(column * columns, columns)
+            plgpu.copy_smem_to_gmem(tile_ref, dw_ref.at[group, *at])
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+
+        product = pl.run_scoped(multiply, plgpu.ACC((lines, columns)))  # pyright: ignore[reportPrivateImportUsage]
+        pl.run_scoped(functools.partial(store, product=product), plgpu.SMEM((lines, columns), dw_ref.dtype))
+
+    result = jax.ShapeDtypeStruct((len(sizes_E), d, f), x_TD.dtype)
+    return _kernel(grouped_outer_product, result, len(sizes_E) * grid[0] * grid[1])(
+        ends_E - sizes_E, ends_E, x_TD, dy_TF
+    )
+
+
+def _kernel(body, result: jax.ShapeDtypeStruct, tiles: int):
+    """Returns a kernel that runs `body` for every tile in a block of threads; profiles call it by the body's name."""
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    return plgpu.kernel(
+        body,
+        out_type=result,
+        grid=(tiles,),
+        grid_names=("tile",),
+        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
     )
