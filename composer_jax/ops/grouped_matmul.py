@@ -2,7 +2,8 @@
 
     y[t] = x[t] @ w[g(t)],   g(t) the group of row t: sizes[0] rows of group 0, then sizes[1] rows of group 1, ...
 
-Rows beyond the last group have no group and give zeros. On a TPU this is the kernel behind `jax.lax.ragged_dot`, on a
+What stands in rows beyond the last group, which have no group, is not specified: there kernels leave what memory held,
+which may be NaN, in the result and in the gradient of x. On a TPU this is the kernel behind `jax.lax.ragged_dot`, on a
 Hopper GPU those of ops/hopper_grouped_matmul.py where they support the operands. On CPUs and other GPUs ragged_dot
 computes every group for every row, so there blocks of rows go through ordinary matrix products, forward and backward:
 on a CPU one block after the other, on a GPU a block of every group at once (ops/group_rounds.py).
@@ -23,28 +24,19 @@ BLOCK, SMALLEST_BLOCK = 128, 8
 a group. In between, a block has twice the rows of an average group."""
 
 
-def grouped_matmul(x_TD: jax.Array, w_EDF: jax.Array, sizes_E: jax.Array, *, zero_rest: bool = True) -> jax.Array:
+def grouped_matmul(x_TD: jax.Array, w_EDF: jax.Array, sizes_E: jax.Array) -> jax.Array:
     """Returns the product of every row with the matrix of its group, [T,F] in the promoted dtype of both.
 
     Args:
-      x_TD: rows, sorted by group.
+      x_TD: rows, sorted by group. Rows without a group must be finite, in x and in the gradient of the result.
       w_EDF: one matrix per group.
       sizes_E: int32, rows in each group; the sum is at most T.
-      zero_rest: False allows any value, also NaN, in the rows without a group, of the result and of the gradient of x.
-        x and the gradient of the result must then be finite there. It saves passes over the rows on TPUs.
     """
     check_shapes(x_TD=(x_TD, jnp.floating), w_EDF=(w_EDF, jnp.floating), sizes_E=(sizes_E, jnp.int32))
-    forms = dict(tpu=ragged_dot if zero_rest else jax.lax.ragged_dot, cpu=blocked, default=rounds)
+    forms = dict(tpu=jax.lax.ragged_dot, cpu=blocked, default=rounds)
     if hopper_grouped_matmul.supports(x_TD, w_EDF):
         forms["cuda"] = hopper_grouped_matmul.hopper
     return jax.lax.platform_dependent(*match_vma(x_TD, w_EDF, sizes_E), **forms)
-
-
-def ragged_dot(x_TD: jax.Array, w_EDF: jax.Array, sizes_E: jax.Array) -> jax.Array:
-    """The form for TPUs with zero_rest. JAX does not specify what the kernel writes to rows without a group, so these
-    rows are zeroed before and after: neither their values nor their gradients reach the result."""
-    inside = (jnp.arange(x_TD.shape[0]) < sizes_E.sum())[:, None]
-    return jnp.where(inside, jax.lax.ragged_dot(jnp.where(inside, x_TD, 0), w_EDF, sizes_E), 0)
 
 
 @kernel_cost("ragged_dot_general")

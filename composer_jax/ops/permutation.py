@@ -22,7 +22,12 @@ def permute_tokens(
     x_TD: jax.Array, order_N: jax.Array, inverse_Tk: jax.Array, valid_Tk: jax.Array | None = None
 ) -> jax.Array:
     """Returns the token of every pair in sorted order, [N,D]."""
-    check_shapes(x_TD=(x_TD, None), order_N=(order_N, jnp.integer), inverse_Tk=(inverse_Tk, jnp.integer))
+    check_shapes(
+        x_TD=(x_TD, None),
+        order_N=(order_N, jnp.integer),
+        inverse_Tk=(inverse_Tk, jnp.integer),
+        valid_Tk=(valid_Tk, bool),
+    )
     chex.assert_equal_size([order_N, inverse_Tk])
     return x_TD[order_N // inverse_Tk.shape[1]]
 

@@ -85,8 +85,7 @@ def _grouped(forward: _Forward, x_TD: jax.Array, w_EDF: jax.Array, sizes_E: jax.
     y_TF = grouped_matmul(x.values, w.values, sizes_E)
     if forward.precision == "nvfp4":
         group_T = _groups(sizes_E, len(x_TD))
-        x_scale = jnp.where(group_T[:, None] < len(sizes_E), x.scale, 0)  # rows without a group stay zero
-        y_TF = y_TF * x_scale * w.scale[:, 0].at[group_T].get(mode="clip")
+        y_TF = y_TF * x.scale * w.scale[:, 0].at[group_T].get(mode="clip")
     return y_TF.astype(x_TD.dtype)
 
 

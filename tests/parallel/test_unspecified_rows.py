@@ -1,6 +1,5 @@
 """Grouped products may leave any value in rows without an expert of this device: what they leave goes nowhere."""
 
-import functools
 import re
 
 import jax
@@ -8,37 +7,34 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from composer_jax.ops import quantized_matmul
 from composer_jax.ops.activation import swiglu
 from composer_jax.ops.grouped_matmul import blocked, grouped_matmul
 from composer_jax.parallel.dispatch import Biases, Experts, compute
+from composer_jax.parallel.dispatch.rounds import compute_in_rounds
 
 T, K, E, D, F = 12, 3, 4, 6, 10
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def product_that_leaves_nan(zero_rest, x, w, sizes):
-    y = blocked(x, w, sizes)
-    return y if zero_rest else jnp.where(rest(x, sizes), jnp.nan, y)
+@jax.custom_vjp
+def product_that_leaves_nan(x, w, sizes):
+    return jnp.where(rest(x, sizes), jnp.nan, blocked(x, w, sizes))
 
 
 def rest(x, sizes):
     return (jnp.arange(len(x)) >= sizes.sum())[:, None]
 
 
-def backward(zero_rest, saved, dy):
+def backward(saved, dy):
     x, w, sizes = saved
     _, transpose = jax.vjp(blocked, x, w, sizes)
     dx, dw, _ = transpose(dy)
-    if not zero_rest:
-        dx = jnp.where(rest(x, sizes), jnp.nan, dx)
-        # A kernel may multiply rows without a group by zero, which is zero for finite numbers only.
-        dw += (jnp.where(rest(x, sizes), x, 0).sum() + jnp.where(rest(x, sizes), dy, 0).sum()) * 0
-    return dx, dw, None
+    # A kernel may multiply rows without a group by zero, which is zero for finite numbers only.
+    dw += (jnp.where(rest(x, sizes), x, 0).sum() + jnp.where(rest(x, sizes), dy, 0).sum()) * 0
+    return jnp.where(rest(x, sizes), jnp.nan, dx), dw, None
 
 
-product_that_leaves_nan.defvjp(
-    lambda zero_rest, *operands: (product_that_leaves_nan(zero_rest, *operands), operands), backward
-)
+product_that_leaves_nan.defvjp(lambda *operands: (product_that_leaves_nan(*operands), operands), backward)
 
 
 def arrays(*shapes):
@@ -55,18 +51,24 @@ def experts_of_rows(x, gates, experts):
     return compute.compute_rows(x, np.arange(T) % (E + 1), experts, swiglu)
 
 
-@pytest.mark.parametrize("f", [chosen_experts, experts_of_rows])
-def test_values_and_gradients_do_not_depend_on_what_products_leave_there(monkeypatch, f):
+def experts_in_rounds(x, gates, experts):
+    ids = np.random.default_rng(1).integers(-1, E + 2, (T, K))
+    return compute_in_rounds(x, ids, gates, experts, swiglu, rows=16)
+
+
+@pytest.mark.parametrize("precision", ["none", "mxfp8", "nvfp4"])
+@pytest.mark.parametrize("f", [chosen_experts, experts_of_rows, experts_in_rounds])
+def test_values_and_gradients_do_not_depend_on_what_products_leave_there(monkeypatch, f, precision):
     x, gates, dy, *matrices = arrays((T, D), (T, K), (T, D), (E, D, F), (E, D, F), (E, F, D))
-    experts = Experts(*matrices, Biases(*arrays((E, F), (E, F), (E, D))))
+    experts = Experts(*matrices, Biases(*arrays((E, F), (E, F), (E, D))), precision=precision)
 
     def value_and_gradients():
         y, transpose = jax.vjp(f, x, gates, experts)
         return y, transpose(dy)
 
     expected = jax.jit(value_and_gradients)()
-    leave_nan = lambda *operands, zero_rest=True: product_that_leaves_nan(zero_rest, *operands)  # noqa: E731
-    monkeypatch.setattr(compute, "grouped_matmul", leave_nan)
+    for module in (compute, quantized_matmul):
+        monkeypatch.setattr(module, "grouped_matmul", product_that_leaves_nan)
     actual = jax.jit(lambda: value_and_gradients())()
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), actual, expected)
 
@@ -77,12 +79,11 @@ def selects(f, *operands):
     return re.findall(r"stablehlo.select .*, tensor<(?:(.*)x)?\w+>\n", text)
 
 
-@pytest.mark.parametrize("zero_rest, count", [(True, 3), (False, 0)])
-def test_a_tpu_program_has_masks_around_a_product_only_where_they_are_asked_for(zero_rest, count):
+def test_a_tpu_program_has_no_masks_around_a_product():
     def gradients(x, w, sizes, dy):
-        return jax.vjp(lambda x, w: grouped_matmul(x, w, sizes, zero_rest=zero_rest), x, w)[1](dy)
+        return jax.vjp(lambda x, w: grouped_matmul(x, w, sizes), x, w)[1](dy)
 
-    assert len(selects(gradients, *arrays((T, D), (E, D, F)), jnp.zeros(E, jnp.int32), *arrays((T, F)))) == count
+    assert not selects(gradients, *arrays((T, D), (E, D, F)), jnp.zeros(E, jnp.int32), *arrays((T, F)))
 
 
 def test_a_tpu_program_of_the_experts_has_no_pass_of_its_own_over_the_sorted_rows():

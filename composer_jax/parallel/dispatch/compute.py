@@ -64,7 +64,7 @@ def compute_chosen_experts(
     gates_N1 = permute_tokens(
         gates_Tk.reshape(-1, 1), rows.order_N, *(a.reshape(-1, 1) for a in (inverse_Tk, valid_Tk))
     )
-    y_ND = compute_sorted(x_ND, rows.ids_N, rows.sizes_E, experts, activation, gates_N1[:, 0], zero_rest=False)
+    y_ND = compute_sorted(x_ND, rows.ids_N, rows.sizes_E, experts, activation, gates_N1[:, 0])
     return unpermute_tokens(y_ND, rows.order_N, inverse_Tk, valid_Tk)
 
 
@@ -74,7 +74,7 @@ def compute_rows(x_MD: jax.Array, ids_M: jax.Array, experts: Experts, activation
     rows = sort_by_expert(ids_M, experts)
     permutation = rows.order_N, rows.inverse_N[:, None], rows.valid_N[:, None]
     x_MD = permute_tokens(x_MD, *permutation)
-    y_MD = compute_sorted(x_MD, rows.ids_N, rows.sizes_E, experts, activation, zero_rest=False)
+    y_MD = compute_sorted(x_MD, rows.ids_N, rows.sizes_E, experts, activation)
     return unpermute_tokens(y_MD, *permutation)
 
 
@@ -105,23 +105,21 @@ def compute_sorted(
     experts: Experts,
     activation: Activation,
     gates_N: jax.Array | None = None,
-    *,
-    zero_rest: bool = True,
 ) -> jax.Array:
-    """Computes the expert of every sorted row times its gate; zero in the last rows, where ids_N is E'.
+    """Computes the expert of every sorted row times its gate.
+
+    In the last rows, where ids_N is E', the result and the gradients of x_ND and gates_N may be anything, also NaN.
 
     The gate multiplies the hidden values before the last product. Its gradient then needs no output, and a backward
     pass that recomputes the hidden values skips that product.
-
-    zero_rest: False allows any value in the last rows of the result and of the gradients (ops/grouped_matmul.py).
     """
-    product = functools.partial(grouped_matmul, zero_rest=zero_rest)
+    product = grouped_matmul
     if experts.precision != "none":
         product = functools.partial(quantized_grouped_matmul, precision=experts.precision)
     gate, up = (product(x_ND, w, sizes_E) for w in (experts.gate_EDF, experts.up_EDF))
     down_bias = None
     if experts.biases is not None:
-        # A row of zeros for id E' keeps the rows of other devices' experts zero.
+        # The last rows, with id E', have a bias of zeros.
         padded = [jnp.pad(bias, ((0, 1), (0, 0))) for bias in experts.biases]
         gate_bias, up_bias, down_bias = (lookup(bias, ids_N) for bias in padded)
         gate, up = gate + gate_bias, up + up_bias

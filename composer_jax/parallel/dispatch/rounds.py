@@ -38,7 +38,7 @@ def _rounds(activation, rows, x_TD, ids_Tk, gates_Tk, experts):
     def add_round(start, y_TD):
         part = _select_round(sorted_rows, start, rows, ids_Tk.shape[1])
         y_RD = _compute(activation, part, x_TD[part.tokens], part.gates(gates_Tk), experts)
-        return y_TD.at[part.tokens].add(y_RD.astype(jnp.float32))
+        return y_TD.at[part.tokens].add(part.select(y_RD))
 
     y_TD = pcast_varying(jnp.zeros(x_TD.shape, jnp.float32), varying_axes(x_TD))
     return _loop(add_round, sorted_rows, rows, y_TD).astype(x_TD.dtype)
@@ -55,7 +55,7 @@ def _backward(activation, rows, operands, dy_TD):
         _, transpose = jax.vjp(compute, x_TD[part.tokens], part.gates(gates_Tk), experts)
         dx_RD, dgates_R, dexperts_round = transpose(dy_TD[part.tokens])
         return (
-            dx_TD.at[part.tokens].add(dx_RD.astype(jnp.float32)),
+            dx_TD.at[part.tokens].add(part.select(dx_RD)),
             dgates_N.at[part.pairs].add(jnp.where(part.valid, dgates_R, 0)),
             jax.tree.map(lambda total, part: total + part.astype(jnp.float32), dexperts, dexperts_round),
         )
@@ -85,6 +85,10 @@ class _Round(NamedTuple):
     def gates(self, gates_Tk: jax.Array) -> jax.Array:
         """Returns the gate of every row, zero where the row is not valid."""
         return jnp.where(self.valid, gates_Tk.reshape(-1)[self.pairs], 0)
+
+    def select(self, rows_RD: jax.Array) -> jax.Array:
+        """Returns the valid rows in float32, and zeros for the others."""
+        return jnp.where(self.valid[:, None], rows_RD, 0).astype(jnp.float32)
 
 
 def _select_round(all_rows: SortedRows, start: jax.Array, count: int, k: int) -> _Round:
