@@ -44,8 +44,9 @@ def matmul(x: jax.Array, w: jax.Array, contracted: int = 1) -> jax.Array:
 def matmul_to_float32(x: jax.Array, w: jax.Array) -> jax.Array:
     """Returns x @ w in float32, for values that need more digits than the compute dtype has, such as logits.
 
-    Both gradients are products in the compute dtype with float32 sums: the gradient of the result is rounded to it, as
-    a TPU does by itself. A GPU would multiply in TF32 instead, at half of the rate, and read twice the bytes.
+    With bfloat16 operands the gradient of the result is rounded to bfloat16 before its two products, as a TPU does by
+    itself; sums are float32. A GPU would multiply in TF32 instead, at half of the rate, and read twice the bytes. In
+    float16 gradients of logits would underflow.
 
     Args:
       x: [..., D], floating. w: [D, F], of the same dtype. The result is [..., F].
@@ -53,7 +54,7 @@ def matmul_to_float32(x: jax.Array, w: jax.Array) -> jax.Array:
     chex.assert_type([x, w], jnp.floating)
     chex.assert_equal(x.dtype, w.dtype)
     chex.assert_axis_dimension(x, -1, w.shape[0])
-    if x.dtype == jnp.float32:
+    if x.dtype != jnp.bfloat16:
         return _float32_sums("...d,df->...f", x, w)
     return _matmul_to_float32(*match_vma(x, w))
 

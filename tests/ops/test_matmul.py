@@ -88,13 +88,19 @@ def test_a_float32_result_of_bfloat16_operands_has_the_gradients_of_a_rounded_on
         assert actual.dtype == operand.dtype and relative_error(actual, wanted) < 0.01
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_gradients_of_a_float32_result_are_products_in_the_compute_dtype(dtype):
+@pytest.mark.parametrize(("dtype", "multiplied"), [("bfloat16", "bf16"), ("float32", "f32"), ("float16", "f32")])
+def test_gradients_of_a_float32_result_are_products_in_bfloat16_where_the_operands_are(dtype, multiplied):
     x, w, dy = operands(16, 40)
     gradient = jax.jit(lambda x, w, dy: jax.vjp(matmul_to_float32, x, w)[1](dy))
     program = gradient.trace(jnp.asarray(x, dtype), jnp.asarray(w, dtype), dy).lower(lowering_platforms=("cuda",))
-    operand_types = re.findall(r"dot_general.*: \(tensor<\d+x\d+x(\w+)>, tensor<\d+x\d+x(\w+)>\)", program.as_text())
-    assert operand_types == 2 * [({"bfloat16": "bf16", "float32": "f32"}[dtype],) * 2]
+    of_gradients = re.findall(r"dot_general.*: \(tensor<\d+x\d+x(\w+)>", program.as_text())
+    assert of_gradients == 2 * [multiplied]
+
+
+def test_gradients_that_float16_cannot_hold_are_summed_before_they_are_rounded():
+    x, w = jnp.ones((2048, 8), jnp.float16), jnp.ones((8, 12), jnp.float16)
+    dw = jax.vjp(matmul_to_float32, x, w)[1](jnp.full((2048, 12), 1e-8, jnp.float32))[1]
+    assert relative_error(dw, np.full((8, 12), 2048e-8)) < 0.01
 
 
 def test_replicated_weights_get_the_float32_products_gradient_of_all_tokens():
