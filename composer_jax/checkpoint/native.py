@@ -14,16 +14,19 @@ from composer_jax.models.model_def import ModelDef, Params
 
 def model_notes(definition: ModelDef) -> dict[str, Any]:
     """Returns the notes of a store that holds this network's weights."""
-    return {"model": _without_init(dataclasses.asdict(definition.config))}
+    return {"model": _of_weights(dataclasses.asdict(definition.config))}
 
 
-def _without_init(fields: dict[str, Any]) -> dict[str, Any]:
-    """Leaves out the initialiser, which weights that exist do not need; its import path may not resolve elsewhere."""
-    return {name: value for name, value in fields.items() if name != "init"}
+def _of_weights(fields: dict[str, Any]) -> dict[str, Any]:
+    """Leaves out the fields that weights do not need elsewhere.
+
+    The initialiser's import path may not resolve there, and a form of attention by name may not run there.
+    """
+    return {name: value for name, value in fields.items() if name not in ("init", "attention_form")}
 
 
 def read_model_config(store: CheckpointStore) -> ModelConfig:
-    """Returns the ModelConfig in the notes of a store's latest step, with `init` at its default.
+    """Returns the ModelConfig in the notes of a store's latest step, without the fields that weights do not need.
 
     Raises:
       UserError: the notes have no ModelConfig.
@@ -31,7 +34,7 @@ def read_model_config(store: CheckpointStore) -> ModelConfig:
     notes = store.read_notes()
     if "model" not in notes:
         raise UserError(f"the checkpoint in {store.directory} has no model config in its notes; write it again.")
-    return ModelConfig.from_dict(_without_init(notes["model"]))
+    return ModelConfig.from_dict(_of_weights(notes["model"]))
 
 
 def restore_weights(store: CheckpointStore, definition: ModelDef, mesh: Mesh | None) -> tuple[Params, Params]:

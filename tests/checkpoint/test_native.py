@@ -49,9 +49,9 @@ def test_a_network_with_experts_in_no_or_some_layers_comes_back(tmp_path, config
             jax.tree.map(np.testing.assert_array_equal, restored, weights)
 
 
-def test_notes_hold_the_network_without_its_initialiser(tmp_path):
-    notes = model_notes(ModelDef(small(init="composer_jax.demo.induction:apply_induction")))
-    assert "init" not in notes["model"]
+def test_notes_hold_the_network_without_what_weights_do_not_need_elsewhere(tmp_path):
+    notes = model_notes(ModelDef(small(init="composer_jax.demo.induction:apply_induction", attention_form="cudnn")))
+    assert not {"init", "attention_form"} & notes["model"].keys()
     with CheckpointStore(tmp_path, notes=notes) as store:
         store.save(1, arrays={"w": np.zeros(2)})
         assert read_model_config(store) == CONFIG
