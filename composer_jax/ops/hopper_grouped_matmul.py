@@ -31,8 +31,10 @@ STRIP = 8
 
 
 def supports(x_TD: jax.Array, w_EDF: jax.Array) -> bool:
-    """Returns whether the kernels take these operands on this process's GPU: bfloat16 or float16, with rows and widths
-    that ROWS and DEPTH divide."""
+    """Returns whether the kernels take these operands on this process's GPU.
+
+    They take bfloat16 and float16, rows that ROWS divides, and widths that DEPTH divides.
+    """
     gpu = local_gpu()
     if gpu is None or gpu.capability != (9, 0) or x_TD.dtype not in (jnp.bfloat16, jnp.float16):
         return False
@@ -41,8 +43,10 @@ def supports(x_TD: jax.Array, w_EDF: jax.Array) -> bool:
 
 @jax.custom_vjp
 def hopper(x_TD: jax.Array, w_EDF: jax.Array, sizes_E: jax.Array) -> jax.Array:
-    """Returns the product of every row with the matrix of its group, [T,F] in the dtype of x; arguments are those of
-    ops/grouped_matmul.py: grouped_matmul, if `supports` them."""
+    """Returns each row times the matrix of its group, [T,F] in the dtype of x.
+
+    Arguments are those of ops/grouped_matmul.py: grouped_matmul, of which `supports` takes some.
+    """
     return _call(_multiply, x_TD, w_EDF, sizes_E)
 
 
