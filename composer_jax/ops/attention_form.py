@@ -94,16 +94,24 @@ def cudnn_refusal(gpu: LocalGpu | None, shape: RowShape) -> str | None:
         major, minor = gpu.capability
         return f"{gpu.kind} has compute capability {major}.{minor}, and packed rows need 9.0"
     is_hopper = gpu.capability[0] == 9
-    # 9.6: grouped queries and windows with packed rows. 9.10.0 and 9.10.1 are refused for their faults.
-    least = 90600 if is_hopper else 91100
+    # 9.6: grouped queries and windows with packed rows. 9.10.0 and 9.10.1 are refused for their faults. Blackwell for
+    # workstations (12.0) has the backward pass of packed rows since 9.18.1.
+    least = {9: 90600, 12: 91801}.get(gpu.capability[0], 91100)
     if gpu.cudnn < least or gpu.cudnn in (91000, 91001):
         return f"{gpu.kind} needs cuDNN {_version(least)} or later except 9.10.0 and 9.10.1, not {_version(gpu.cudnn)}"
+    if gpu.deterministic:
+        return (
+            "XLA_FLAGS asks for a fixed order of sums, in which cuDNN's backward pass keeps numbers for all pairs of "
+            "queries and keys"
+        )
     if shape.dtype not in (jnp.bfloat16, jnp.float16):
         return f"the compute dtype is {shape.dtype}, and cuDNN computes bfloat16 and float16"
     # Beyond Hopper the backward pass takes 192 beside values of 128 only, which packed rows pad to 192.
     width, most = max(shape.width, shape.value_width), 256 if is_hopper else 128
     if shape.width % 8 or shape.value_width % 8 or width > most:
         return f"heads are {shape.width} and {shape.value_width} wide, not multiples of 8 up to {most}"
+    if shape.queries < 2:
+        return "cuDNN's backward pass takes rows of two tokens or more"
     if not shape.is_whole_row:
         return f"a device has {shape.queries} queries of rows of {shape.keys} tokens (mesh.context)"
     if shape.queries * shape.heads * width > cudnn_attention.MAX_OFFSET:

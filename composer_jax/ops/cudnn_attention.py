@@ -10,7 +10,7 @@ offsets of keys by the heads of queries. This file keeps one number per head and
 
 Attention sinks c are no operand of cuDNN. With logits z, their log-sum-exp l, l' = log(exp(l) + exp(c)) and cuDNN's
 output o, the weights are P = exp(z - l') and the output is y = o exp(l - l'). cuDNN's backward pass takes the weights
-from the log-sum-exp, and dv = P dy and dz = P (dy v - dy y) from the output, that it is given: with l' and y these are
+from the log-sum-exp, and dv = P dy and dz = P (dy v - dy y) from the output that it is given: with l' and y these are
 the gradients under sinks. A sink has the weight exp(c - l') and the value 0, so that dc = -sum exp(c - l') (dy y).
 
 What the calls compute, take and need is read from cudnn-frontend 1.32, whose graphs XLA builds (include/cudnn_frontend/

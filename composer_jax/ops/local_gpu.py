@@ -1,6 +1,7 @@
 """The GPU of this process: what a kernel must know of it before it is traced."""
 
 import functools
+import os
 from typing import NamedTuple
 
 import jax
@@ -13,6 +14,8 @@ class LocalGpu(NamedTuple):
     """CUDA compute capability: (9, 0) is Hopper."""
     cudnn: int | None
     """Version of the cuDNN that JAX loaded, as cudnnGetVersion writes it: 91002 is 9.10.2. None where it has none."""
+    deterministic: bool = False
+    """Whether XLA_FLAGS asks for operations that sum in a fixed order."""
 
 
 @functools.cache
@@ -29,4 +32,11 @@ def local_gpu() -> LocalGpu | None:
 
     major, minor = map(int, device.compute_capability.split("."))
     cudnn = None if cuda_versions is None else cuda_versions.cudnn_get_version()
-    return LocalGpu(device.device_kind, (major, minor), cudnn)
+    return LocalGpu(device.device_kind, (major, minor), cudnn, asks_for_a_fixed_order(os.environ.get("XLA_FLAGS", "")))
+
+
+def asks_for_a_fixed_order(xla_flags: str) -> bool:
+    """Returns whether XLA_FLAGS sets one of the flags that make operations on a GPU deterministic."""
+    values = dict(flag.lstrip("-").partition("=")[::2] for flag in xla_flags.split())
+    names = "xla_gpu_deterministic_ops", "xla_gpu_exclude_nondeterministic_ops"
+    return any(values.get(name, "false").lower() in ("", "true", "1") for name in names)

@@ -9,10 +9,9 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from composer_jax.errors import UserError
 from composer_jax.ops import cudnn_attention, splash
 from composer_jax.ops.attention import additive_mask, attend
-from composer_jax.ops.attention_form import AttentionForm, RowShape, cudnn_refusal, splash_refusal
+from composer_jax.ops.attention_form import AttentionForm, RowShape, choose_form
 from composer_jax.ops.local_gpu import local_gpu
 from composer_jax.ops.shapes import check_shapes
 
@@ -70,9 +69,6 @@ def attend_rows(
     (_, s, h, x), t, v_width = q_BSHX.shape, k_BTNX.shape[1], v_BTNV.shape[3]
     shape = RowShape(q_BSHX.dtype, s, t, h, x, v_width, mask.is_whole_row)
     gpu = local_gpu()
-    reasons = {"splash": splash_refusal(shape), "cudnn": cudnn_refusal(gpu, shape)}
-    if (reason := reasons.get(mask.form)) is not None:
-        raise UserError(f"model.attention_form={mask.form!r} cannot compute these rows, because {reason}; use 'auto'.")
 
     def plain(q, k, v, windowed, sinks):
         return products(q, k, v, mask, windowed, sinks)
@@ -82,12 +78,13 @@ def attend_rows(
         return splash.attend(q, k, v, *fields, mask.window, windowed, sinks)
 
     operands = (q_BSHX, k_BTNX, v_BTNV, windowed, sinks_H)
-    if gpu is not None:
-        # No branch of platform_dependent: JAX hands the residuals and constants of every branch, scores and masks too,
-        # through the others, as zeros.
-        if reasons["cudnn"] is None and mask.form in ("auto", "cudnn"):
-            return cudnn_attention.attend(q_BSHX, k_BTNX, v_BTNV, mask.segments_BS, mask.window, windowed, sinks_H)
-    elif reasons["splash"] is None and mask.form in ("auto", "splash"):
+    # On a GPU no branch of platform_dependent: JAX hands the residuals and constants of every branch, scores and masks
+    # too, through the others, as zeros.
+    platform = "tpu" if gpu is None and mask.form != "cudnn" else "gpu"
+    form = choose_form(mask.form, platform, gpu, shape).form
+    if form == "cudnn":
+        return cudnn_attention.attend(q_BSHX, k_BTNX, v_BTNV, mask.segments_BS, mask.window, windowed, sinks_H)
+    if form == "splash":
         return jax.lax.platform_dependent(*operands, tpu=tpu_kernel, default=plain)
     return plain(*operands)
 

@@ -28,6 +28,23 @@ def test_a_gpu_is_described_by_what_jax_says_of_the_first_device(monkeypatch):
     assert local_gpu() == LocalGpu("NVIDIA H100 80GB HBM3", (9, 0), 91002)
 
 
+@pytest.mark.parametrize(
+    ("flags", "asked"),
+    [
+        ("--xla_gpu_deterministic_ops=true", True),
+        ("--xla_dump_to=/tmp/x --xla_gpu_exclude_nondeterministic_ops", True),
+        ("--xla_gpu_deterministic_ops=true --xla_gpu_deterministic_ops=false", False),
+        ("--xla_gpu_autotune_level=0", False),
+        ("", False),
+    ],
+)
+def test_xlas_flags_ask_for_sums_in_a_fixed_order(monkeypatch, flags, asked):
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    monkeypatch.setattr(module.jax, "local_devices", lambda: [device("gpu", "cuda 12090", "Tesla T4", "7.5")])
+    gpu = local_gpu()
+    assert gpu is not None and gpu.deterministic == asked
+
+
 def test_a_gpu_without_the_cuda_plugin_has_no_cudnn(monkeypatch):
     monkeypatch.setattr(module.jax, "local_devices", lambda: [device("gpu", "cuda 12090", "Tesla T4", "7.5")])
     monkeypatch.setattr("jax._src.lib.cuda_versions", None)
