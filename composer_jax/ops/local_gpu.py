@@ -37,6 +37,6 @@ def local_gpu() -> LocalGpu | None:
 
 def asks_for_a_fixed_order(xla_flags: str) -> bool:
     """Returns whether XLA_FLAGS sets one of the flags that make operations on a GPU deterministic."""
-    values = dict(flag.lstrip("-").partition("=")[::2] for flag in xla_flags.split())
+    values = {name: value for name, _, value in (flag.lstrip("-").partition("=") for flag in xla_flags.split())}
     names = "xla_gpu_deterministic_ops", "xla_gpu_exclude_nondeterministic_ops"
     return any(values.get(name, "false").lower() in ("", "true", "1") for name in names)
