@@ -64,11 +64,17 @@ class Checkpoint(abc.ABC):
         A native checkpoint is read with all its modules whatever `mtp` is, and dtype=None keeps its dtypes; from a GGUF
         file dtype=None is float32. The network computes as this process's GPU can (models/supported_dtype.py).
         """
+        loaded = self.load_as_stored(mesh, dtype, mtp=mtp)
+        network = supported_network(loaded.definition.config)
+        return loaded._replace(definition=dataclasses.replace(loaded.definition, config=network))
+
+    def load_as_stored(self, mesh: Mesh | None = None, dtype: str | None = None, *, mtp: bool = True) -> Loaded:
+        """Loads the weights as `load` does, with the checkpoint's own compute dtype, whatever this process's GPU can.
+
+        The network is then the same on every machine, for weights that are stored again.
+        """
         require_float_dtype(dtype)
-        loaded = self._load(mesh, dtype, mtp)
-        definition = loaded.definition
-        network = supported_network(definition.config)
-        return loaded._replace(definition=dataclasses.replace(definition, config=network))
+        return self._load(mesh, dtype, mtp)
 
     @abc.abstractmethod
     def _read_config(self) -> ModelConfig: ...

@@ -21,7 +21,8 @@ def convert(source: str, target: str, dtype: str | None = None, *, mtp: bool = T
     through the memory of one device. The tokenizer is copied if there is one.
 
     Raises:
-      UserError: `open_checkpoint`, `Checkpoint.load` or `save_hf` raises it, or the target is not empty or a GGUF file.
+      UserError: `open_checkpoint`, `Checkpoint.load_as_stored` or `save_hf` raises it, or the target is not empty or a
+        GGUF file.
     """
     origin = open_checkpoint(source)
     to = parse(target, huggingface=origin.address.format == "native")
@@ -32,7 +33,7 @@ def convert(source: str, target: str, dtype: str | None = None, *, mtp: bool = T
     tokenizer = origin.tokenizer_files()
     if to.format == "hf":
         hf_config(origin.config if mtp else _without_modules(origin.config))  # raises before anything is read
-    definition, params, bias = origin.load(dtype=dtype, mtp=mtp)
+    definition, params, bias = origin.load_as_stored(dtype=dtype, mtp=mtp)
     if not mtp:
         definition = ModelDef(_without_modules(definition.config))
         params, bias = ({name: leaf for name, leaf in tree.items() if name != "mtp"} for tree in (params, bias))

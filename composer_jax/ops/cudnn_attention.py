@@ -96,7 +96,7 @@ def _forward(window, q, k, v, segments, windowed, sinks):
             lse_BSH = stats_CHS[documents.place_BS, :, documents.position_BS]
             return y[..., : v.shape[-1]], lse_BSH
 
-        return _each_document(call, segments, _places(q, k, v))
+        return _each_document(call, segments, _places(len(q), _workspace_of(q, k, v)))
 
     y, lse = _in_groups_of_rows(rows, q, k, v, segments)
     if sinks is not None:
@@ -118,7 +118,7 @@ def _backward(window, residuals, dy):
             dq, dk, dv = _by_window(fused_backward, window, windowed, *widened, stats_CHS, *how)
             return dq[..., : q.shape[-1]], dk[..., : k.shape[-1]], dv[..., : v.shape[-1]]
 
-        return _each_document(call, segments, _places(q, k, v))
+        return _each_document(call, segments, _places(len(q), _workspace_of(q, k, v)))
 
     dq, dk, dv = _in_groups_of_rows(rows, q, k, v, segments, y, lse, dy)
     if sinks is None:
@@ -201,27 +201,48 @@ def _offsets(documents: _Documents, q: jax.Array, k: jax.Array, v: jax.Array) ->
     return [starts * (heads * max(x, v.shape[-1])) for heads in (q.shape[2], k.shape[2])]
 
 
-def _workspace_per_place(q: jax.Array, k: jax.Array, v: jax.Array) -> int:
+def backward_workspace(rows: int, tokens: int, heads: int, kv_heads: int, width: int) -> int:
+    """Returns the bytes that cuDNN's backward pass takes for itself at once, beside operands and results.
+
+    Args:
+      rows, tokens: B and S. heads, kv_heads: H and N.
+      width: the larger one of X and V.
+    """
+    per_place = _workspace_per_place(tokens, heads, kv_heads, width)
+    return per_place * _places(_rows_at_once(rows, per_place), per_place)
+
+
+def _workspace_per_place(tokens: int, heads: int, kv_heads: int, width: int) -> int:
     """Returns the bytes that cuDNN's backward pass takes for each place, as if a document there had a whole row.
 
     The gradient of queries is summed in float32. With grouped queries those of keys and values exist for every head of
     queries, in 2 bytes.
     """
+    return tokens * heads * width * (4 if kv_heads == heads else 8)
+
+
+def _workspace_of(q: jax.Array, k: jax.Array, v: jax.Array) -> int:
+    """Returns _workspace_per_place of operands [B,S,H,X]."""
     _, s, h, x = q.shape
-    return s * h * max(x, v.shape[-1]) * (4 if k.shape[2] == h else 8)
+    return _workspace_per_place(s, h, k.shape[2], max(x, v.shape[-1]))
 
 
-def _places(q: jax.Array, k: jax.Array, v: jax.Array) -> int:
+def _places(rows: int, per_place: int) -> int:
     """Returns the places for documents of a call, at least 2 per row: with one, JAX makes a call without offsets."""
-    b = len(q)
-    return b * min(DOCUMENTS, max(2, WORKSPACE // (b * _workspace_per_place(q, k, v))))
+    return rows * min(DOCUMENTS, max(2, WORKSPACE // (rows * per_place)))
+
+
+def _rows_at_once(rows: int, per_place: int) -> int:
+    """Returns how many of the rows are computed at once: as many as WORKSPACE allows."""
+    most = max(1, WORKSPACE // (DOCUMENTS * per_place))
+    return max(at_once for at_once in range(1, min(rows, most) + 1) if rows % at_once == 0)
 
 
 def _in_groups_of_rows(function: Callable, *arrays: jax.Array):
     """Returns function(*arrays), with as many of the B rows at once as WORKSPACE allows. Arrays are [B,...]."""
     q, k, v, *_ = arrays
-    b, most = len(q), max(1, WORKSPACE // (DOCUMENTS * _workspace_per_place(q, k, v)))
-    rows = max(rows for rows in range(1, min(b, most) + 1) if b % rows == 0)
+    b = len(q)
+    rows = _rows_at_once(b, _workspace_of(q, k, v))
     if rows == b:
         return function(*arrays)
     groups = [array.reshape(b // rows, rows, *array.shape[1:]) for array in arrays]

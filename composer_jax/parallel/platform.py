@@ -57,9 +57,9 @@ def use_compilation_cache(folder: Path | None = None) -> None:
 def _shorten_plugin_error(record: logging.LogRecord) -> bool:
     """Replaces the traceback in JAX's record about a plugin by the error's own text, and lets the record pass.
 
-    Such a plugin is that of the extra "gpu" on a machine without a driver, where JAX goes on with the CPU.
+    This happens with the extra "gpu" on a machine without a driver, where JAX goes on with the CPU.
     """
-    if record.exc_info and "plugin" in record.msg:
+    if record.exc_info and "plugin" in str(record.msg):
         record.msg, record.args = f"{record.getMessage()}: {record.exc_info[1]}", ()
         record.exc_info = None
     return True

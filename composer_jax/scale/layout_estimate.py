@@ -123,6 +123,7 @@ class LayoutEstimator:
             layout.expert_chunk,
             layout.head_chunk,
             layout.remat_saves,
+            "splash",  # these are TPUs
         )
 
     def _communication(self, layout: Layout, weights: PlacedWeights) -> tuple[float, float]:

@@ -22,7 +22,7 @@ GIB = 2**30
 
 @contextmanager
 def memory_check(run: Run, stage: str, *, samples: bool = True) -> Iterator[None]:
-    """Compares a stage's steps with the memory of its devices, and explains the error of a device that runs out of it.
+    """Compares a stage's steps with the memory of its devices, and explains running out of it.
 
     Nothing is compared on devices that do not tell their memory, such as CPUs. A step that exceeds the memory by the
     estimate alone is tried, after a warning. The sentences name the largest batch that fits by the estimate.
@@ -30,9 +30,10 @@ def memory_check(run: Run, stage: str, *, samples: bool = True) -> Iterator[None
     samples: whether RL has a sampler in this process.
 
     Raises:
-      UserError: before the block, if the lower bound exceeds the memory (StepMemory.least); from the block, in place of
-        XLA's RESOURCE_EXHAUSTED.
+      UserError: before the block, if the run skips the stage or the lower bound exceeds the memory (StepMemory.least);
+        from the block, in place of RESOURCE_EXHAUSTED.
     """
+    run.model.require_stage(stage)
     mesh = run.stage_mesh(stage)
     limit = memory_limit(mesh)
     if limit is None:
@@ -52,13 +53,18 @@ def memory_check(run: Run, stage: str, *, samples: bool = True) -> Iterator[None
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        raise UserError(f"{stage} ran out of memory: {about}; {steps.advice()}") from error
+        # The host's pinned memory and messages between processes can be exhausted as well.
+        first_line = str(error).partition("\n")[0]
+        raise UserError(
+            f"{stage} ran out of a resource, most often a device's memory ({first_line}): {about}; {steps.advice()}"
+            + _uncounted_sampler(run, stage)
+        ) from error
 
 
 def memory_limit(mesh: Mesh) -> float | None:
-    """Returns the bytes that JAX may use of a device of this process, the smallest of them; None where none tells it.
+    """Returns the bytes that JAX may use of a mesh's smallest local device; None where no device tells them.
 
-    On a GPU that is the part of its memory that XLA_PYTHON_CLIENT_MEM_FRACTION gives to JAX.
+    On a GPU they are the part of its memory that XLA_PYTHON_CLIENT_MEM_FRACTION gives to JAX.
     """
     stats = [device.memory_stats() or {} for device in mesh.local_devices]
     return min((float(of["bytes_limit"]) for of in stats if "bytes_limit" in of), default=None)
@@ -85,22 +91,26 @@ class StepsInMemory:
     with_parts: Callable[[int], str] | None
     """Micro-batches -> what to set for them; None where a batch has none."""
     otherwise: str
-    """What takes less memory than this where no batch fits."""
+    """What else takes less memory, for a batch that cannot be smaller or whose size alone does not help."""
 
     def advice(self) -> str:
-        """Returns what to change, as the end of a sentence: the largest batch, and the fewest parts of this one."""
+        """Returns what to change, as the end of a sentence: a smaller batch or more parts, or else `otherwise`."""
         ways = [self.with_rows(rows)] if (rows := self._largest_rows()) else []
         if self.with_parts is not None and (parts := self._fewest_parts()):
             ways.append(f"{self.with_parts(parts)}, which computes this batch in parts")
         if not ways:
-            return f"by the estimate no batch fits: use {self.otherwise}."
+            none = "" if self._fits(self.rows, self.parts) else "by the estimate no smaller batch fits: "
+            return f"{none}use {self.otherwise}."
         return f"by the estimate it fits with {', or with '.join(ways)}."
 
     def _fits(self, rows: int, parts: int) -> bool:
         return self.memory(rows, parts).estimate <= self.limit
 
     def _largest_rows(self) -> int:
-        """Returns the largest batch that fits, at most half of this one if this one fits by the estimate; 0: none."""
+        """Returns the rows of the largest smaller batch that fits; 0 if none does.
+
+        Where this one fits by the estimate, the estimate was too low, and half of this one is the largest.
+        """
         step = self.shards * self.parts
         most = self.rows // 2 if self._fits(self.rows, self.parts) else self.rows - 1
         return next((rows for rows in range(most // step * step, 0, -step) if self._fits(rows, self.parts)), 0)
@@ -139,20 +149,31 @@ def _rl_steps(run: Run, limit: float, samples: bool) -> StepsInMemory:
     estimator = StepMemoryEstimator(run.model.learner("rl"), beside=beside)
 
     def memory(rows: int, tokens: int) -> StepMemory:
-        return estimator.estimate(rows, tokens, accumulates=len(shapes) > 1)
+        return estimator.estimate(rows, tokens, accumulates=True)  # the first step adds an empty batch of every shape
 
     tokens, rows = max(shapes, key=lambda shape: memory(shape[1], shape[0]).estimate)
+    others = [memory(n, length) for length, n in shapes if length != tokens]
     return StepsInMemory(
         f"({tokens}, {rows}) of rl.batches, {rows} rows of {tokens} tokens{', with the sampler' * samples},",
         rows,
         batch_shards(run.stage_mesh("rl")),
         1,
         limit,
-        lambda rows, parts: memory(rows, tokens),
+        lambda rows, parts: max([memory(rows, tokens), *others], key=lambda of: of.estimate),
         with_rows=lambda rows: f"({tokens}, {rows}) in its place",
         with_parts=None,
-        otherwise="a smaller sampler.cache_tokens, " * samples + _less_memory(run, "rl"),
+        otherwise="fewer rows of all shapes, " * bool(others)
+        + "a smaller sampler.cache_tokens, " * samples
+        + _less_memory(run, "rl"),
     )
+
+
+def _uncounted_sampler(run: Run, stage: str) -> str:
+    """Returns a further sentence for stages in which suites play between steps, on a sampler beside the state."""
+    evaluate = run.config.evaluate
+    if stage == "rl" or not evaluate.every or stage not in evaluate.during:
+        return ""
+    return " The sampler of evaluate.every is not counted; if a suite was playing, use a smaller sampler.cache_tokens."
 
 
 def _less_memory(run: Run, stage: str) -> str:

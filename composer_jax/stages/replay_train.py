@@ -50,6 +50,7 @@ def _take_steps(run: Run, records: RolloutRecords, store: CheckpointStore) -> li
     config = run.config.rl
     update, state, cursor = open_update(run, store)
     utilisation = run.model.utilisation("rl")
+    trace = run.trace("rl")
     saved = cursor.task_step
     is_consistent = True
     with run.metrics("rl") as metrics:
@@ -57,9 +58,11 @@ def _take_steps(run: Run, records: RolloutRecords, store: CheckpointStore) -> li
         try:
             with (
                 Progress(config.steps, "step", "RL on records", initial=cursor.task_step) as progress,
+                trace,
                 defer_signals() as raise_deferred,
             ):
                 while cursor.task_step < config.steps:
+                    trace.begin(cursor.task_step + 1)
                     began, compilations = time.perf_counter(), count_compilations()
                     groups = [records.load(number) for number in records.batches[cursor.task_step].groups]
                     is_consistent = False
@@ -75,6 +78,9 @@ def _take_steps(run: Run, records: RolloutRecords, store: CheckpointStore) -> li
                         "compilations": count_compilations() - compilations,
                     }
                     metrics.write(completed.step, **completed.row, **NOT_PLAYED, **spent)
+                    if trace.ends(completed.step):
+                        trace.end()
+                        progress.update(0, trace=str(trace.folder))
                     progress.update(1, reward=completed.row["reward"], grade=completed.row["grade"])
                     if cursor.task_step % config.save_every == 0:
                         save_state(store, state, cursor.task_step, cursor=cursor.to_json())

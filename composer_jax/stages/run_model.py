@@ -106,15 +106,19 @@ class RunModel:
             earlier = tuple(name for name in stages if name not in STAGES[STAGES.index(stage) :])
         return earlier[-1] if earlier else None
 
+    def require_stage(self, stage: str) -> None:
+        """Raises UserError if the run skips this training stage."""
+        if stage not in self.config.stages:
+            raise UserError(
+                f"config.stages={self.config.stages} leaves out {stage}; begin a run whose config.stages names it."
+            )
+
     def weights_before(self, stage: str) -> tuple[Params, Params]:
         """Returns the (params, router_bias) that a training stage starts from, on the mesh of that stage.
 
         Raises UserError if the run skips this stage, or the stage before it is not done.
         """
-        if stage not in self.config.stages:
-            raise UserError(
-                f"config.stages={self.config.stages} leaves out {stage}; begin a run whose config.stages names it."
-            )
+        self.require_stage(stage)
         before, mesh = self.stage_before(stage), self._mesh(stage)
         return self.initial_weights(mesh) if before is None else self.weights_of(before, mesh)
 

@@ -13,15 +13,20 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from composer_jax.models.attention_kinds import attention_kind
+from composer_jax.models.attention_kinds import attention_form, attention_kind
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.model_def import ModelDef
+from composer_jax.ops.attention_form import AttentionForm
+from composer_jax.ops.cudnn_attention import backward_workspace
 from composer_jax.parallel.mesh import TOKEN_AXES
 from composer_jax.parallel.sharding import FSDP_AXES
 from composer_jax.train.learner import HOST_MEMORY, Learner
 
 TEMPORARIES = 1.4
 """The compiler's temporaries over ours, from K2.5 at 32k on v5p:8x8x16: compiled with expert=8 context=2."""
+OFFLOAD_COPIES = 2
+"""Copies of an offloaded optimizer state that the update holds on the device: the old one and the new one. XLA plans
+2.2 for the small network of tests/scale on v5e:2x2 (docs/design.md, optimizer.offload)."""
 
 
 def bytes_per_device(tree: Any) -> float:
@@ -88,12 +93,16 @@ class Activations:
     expert_chunk: int | None
     head_chunk: int | None
     remat_saves: tuple[str, ...]
+    form: AttentionForm
+    """Of attention on these devices, not "auto"."""
 
     @classmethod
-    def of(cls, config: ModelConfig, sizes: Mapping[str, int], rows: int, tokens: int) -> "Activations":
+    def of(
+        cls, config: ModelConfig, sizes: Mapping[str, int], rows: int, tokens: int, form: AttentionForm
+    ) -> "Activations":
         """Returns those of a network that is laid out as its config says."""
         chunks = config.expert_chunk, config.head_chunk
-        return cls(config, sizes, rows, tokens, config.dispatch, *chunks, config.remat_saves)
+        return cls(config, sizes, rows, tokens, config.dispatch, *chunks, config.remat_saves, form)
 
     @property
     def device_tokens(self) -> float:
@@ -122,12 +131,13 @@ class Activations:
 
         layer_copies: a layer's gathered weights and their gradient, over the bytes of the weights.
         """
-        layer = sum(weights.gathered.values()) / self.config.n_layers
+        layer = layer_copies * sum(weights.gathered.values()) / self.config.n_layers
         logits = min(self.head_chunk or self.device_tokens, self.device_tokens)
         logits *= self.config.vocab_size / self.sizes["tensor"]
         # The weight, a chunk's gradient, and the float32 sum of the gradients of the chunks.
         head = logits * (4 + self._width) + (2 + 4 / self._width) * weights.vocab
-        return TEMPORARIES * max(layer_copies * layer + max(self._experts, self._attention), head)
+        attention = TEMPORARIES * (layer + self._attention) + self._cudnn_workspace
+        return max(attention, TEMPORARIES * max(layer + self._experts, head))
 
     @property
     def _width(self) -> int:
@@ -148,12 +158,32 @@ class Activations:
 
     @property
     def _attention(self) -> float:
-        """Queries, their partial gradients, and keys and values with gradients."""
+        """Queries, keys and values with gradients; splash's partial gradients of queries or the plain scores."""
         c, tokens = self.config, self.device_tokens
-        heads = min(c.heads_at_once or c.n_heads, c.n_heads / self.sizes["tensor"])
         key, keys = c.qk_nope_dim + c.qk_rope_dim, tokens * self.sizes["context"]
-        parts = min(16, max(1, self.tokens / 2048))
-        return heads * self._width * (tokens * key * (2 + parts) + 2 * keys * (key + c.v_head_dim))
+        of_head = self._width * (2 * tokens * key + 2 * keys * (key + c.v_head_dim))
+        if self.form == "splash":
+            of_head += self._width * tokens * key * min(16, max(1, self.tokens / 2048))
+        elif self.form == "plain":
+            # In float32 and in the compute dtype. A whole row does not compute the keys after a block of queries.
+            of_head += tokens * self.tokens * (4 + self._width) / (2 if self.sizes["context"] == 1 else 1)
+        return self._heads * of_head
+
+    @property
+    def _cudnn_workspace(self) -> float:
+        """What cuDNN takes for itself in the backward pass, of which the compiler has no temporaries."""
+        if self.form != "cudnn":
+            return 0.0
+        c, rows = self.config, math.ceil(self.device_tokens / self.tokens)
+        kv_heads = min(self._heads, (c.n_kv_heads or c.n_heads) // self.sizes["tensor"])
+        width = max(c.qk_nope_dim + c.qk_rope_dim, c.v_head_dim)
+        return float(backward_workspace(rows, self.tokens, self._heads, kv_heads, width))
+
+    @property
+    def _heads(self) -> int:
+        """The heads of queries that attention computes at once."""
+        c = self.config
+        return min(c.heads_at_once or c.n_heads, c.n_heads // self.sizes["tensor"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,6 +200,8 @@ class StepMemory:
     """Activations.layer_inputs; 0 where the layers have no backward pass."""
     activations: float
     """Kept values and the largest temporaries, by estimate."""
+    update: float
+    """What the update has beside state and gradients: copies of an optimizer state that lies in the host's memory."""
 
     @property
     def exact(self) -> float:
@@ -178,13 +210,17 @@ class StepMemory:
 
     @property
     def least(self) -> float:
-        """A lower bound: the layers' inputs are free again before the last gradient is there."""
-        return self.state + self.summed + max(self.gradient, self.layer_inputs)
+        """A lower bound. The layers' inputs are free again before the last gradient and the float32 sum are there.
+
+        In the backward pass of a second batch the gradient of the first one exists, in the dtype of the weights.
+        """
+        first = self.gradient if self.summed else 0.0
+        return self.state + max(self.summed + self.gradient, first + self.layer_inputs)
 
     @property
     def estimate(self) -> float:
-        """What the step probably needs."""
-        return self.exact + self.activations
+        """What the step probably needs: the activations are free before the update."""
+        return self.exact + max(self.activations, self.update)
 
 
 class StepMemoryEstimator:
@@ -197,8 +233,9 @@ class StepMemoryEstimator:
         """beside: bytes of a device that are in use beside the Learner's state. trains_trunk: whether the layers have a
         backward pass."""
         state, definition = learner.abstract_state(), learner.definition
-        self._config, self._sizes, self._trains_trunk = definition.config, dict(learner.mesh.shape), trains_trunk
+        self._config, self._mesh, self._trains_trunk = definition.config, learner.mesh, trains_trunk
         self._state = bytes_per_device(arrays_in(state, host=False)) + beside
+        self._update = OFFLOAD_COPIES * bytes_per_device(arrays_in(state, host=True))
         self._gradient = bytes_per_device(state.params)
         self._summed = self._gradient * 4 / np.dtype(self._config.param_dtype).itemsize
         self._weights = PlacedWeights.of(definition, learner.mesh)
@@ -213,7 +250,8 @@ class StepMemoryEstimator:
           tokens: of a row.
           accumulates: whether the step adds the gradients of several batches.
         """
-        activations = Activations.of(self._config, self._sizes, rows, tokens)
+        form = attention_form(self._config, self._mesh, tokens).form
+        activations = Activations.of(self._config, self._mesh.shape, rows, tokens, form)
         return StepMemory(
             state=self._state,
             summed=self._summed if accumulates else 0.0,
@@ -221,4 +259,5 @@ class StepMemoryEstimator:
             layer_inputs=activations.layer_inputs if self._trains_trunk else 0.0,
             activations=activations.temporaries(self._weights, self._layer_copies)
             + (activations.kept if self._trains_trunk else 0.0),
+            update=self._update,
         )

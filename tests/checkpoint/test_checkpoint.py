@@ -7,6 +7,8 @@ import pytest
 from composer_jax.checkpoint.checkpoint import open_checkpoint
 from composer_jax.checkpoint.convert import convert
 from composer_jax.errors import UserError
+from composer_jax.models import supported_dtype
+from composer_jax.ops.local_gpu import LocalGpu
 from tests.checkpoint.gguf.small_gguf import write_small
 from tests.checkpoint.hf_folder import assert_same
 from tests.opened_files import opened_files
@@ -87,6 +89,14 @@ def test_a_native_checkpoint_has_the_tokenizer_of_its_runs_base(folder, tmp_path
     loaded = checkpoint.load(dtype="bfloat16")
     assert loaded.definition.config.param_dtype == "bfloat16"
     assert {leaf.dtype.name for leaf in jax.tree.leaves(loaded.params)} == {"bfloat16"}
+
+
+def test_a_card_without_bfloat16_converts_as_any_other(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(supported_dtype, "local_gpu", lambda: LocalGpu("Tesla T4", (7, 5), 91002))
+    convert(f"hf:{folder}", str(tmp_path / "native"), "bfloat16")
+    checkpoint = open_checkpoint(str(tmp_path / "native"))
+    assert checkpoint.config.compute_dtype == "bfloat16"
+    assert checkpoint.load().definition.config.compute_dtype == "float32", "this card computes in it"
 
 
 def test_a_file_that_cannot_be_read_is_a_sentence(tmp_path):

@@ -152,6 +152,7 @@ def test_calls_stay_within_32_bit_offsets_and_a_bounded_workspace():
     (call,) = custom_calls(text).values()
     assert "(tensor<1x65536x64x192xbf16>, " in call
     assert "tensor<1x2xi32>, tensor<1x2xi32>, tensor<1x3xi32>, tensor<1x3xi32>) -> " in call
+    assert cudnn_attention.backward_workspace(4, 2**16, 64, 64, 192) == 2 * 4 * 2**16 * 64 * 192
 
 
 @pytest.mark.parametrize(("heads", "places"), [(32, 8), (4, 4)])
@@ -159,6 +160,7 @@ def test_grouped_queries_take_twice_the_workspace(heads, places):
     rows = shapes((1, 2**16, 32, 128), (1, 2**16, heads, 128), (1, 2**16, heads, 128))
     text = lowered_for_cuda(cudnn_attention.attend, *rows, *shapes((1, 2**16), dtype=jnp.int32))
     assert f"tensor<1x{places}xi32>, tensor<1x{places}xi32>, " in "".join(custom_calls(text).values())
+    assert cudnn_attention.backward_workspace(1, 2**16, 32, heads, 128) == cudnn_attention.WORKSPACE == 2**33
 
 
 def rows_form(q, k, v, segments, sinks, windowed, *, form="auto"):

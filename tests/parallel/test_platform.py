@@ -24,3 +24,10 @@ def test_a_plugin_without_a_driver_is_one_line_in_the_log(monkeypatch, caplog):
     assert line == (
         "Jax plugin configuration error: Exception when calling cuda_plugin.initialize(): cuInit(0) failed: 100%"
     )
+
+
+def test_an_exception_that_is_the_message_keeps_its_traceback(caplog):
+    error = RuntimeError("no driver")
+    logging.getLogger(xla_bridge.__name__).error(error, exc_info=error)
+    (record,) = caplog.records
+    assert record.getMessage() == "no driver" and record.exc_info

@@ -12,7 +12,7 @@ import pytest
 from composer_jax.errors import UserError
 from composer_jax.models.model_def import ModelDef
 from composer_jax.observe.compilations import count_compilations
-from composer_jax.parallel.mesh import make_mesh
+from composer_jax.parallel.mesh import MeshConfig, make_mesh
 from composer_jax.sampler.engine import Sampler
 from composer_jax.schema.run_config import run_config
 from composer_jax.stages import memory_check as module
@@ -27,7 +27,7 @@ NO_MEMORY = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 17179869
 
 def memory_of(rows: int, parts: int) -> StepMemory:
     """A row takes 2 bytes; the gradient takes 4, and so does the sum of several."""
-    return StepMemory(10.0, 4.0 * (parts > 1), 4.0, 1.0 * rows / parts, 2.0 * rows / parts)
+    return StepMemory(10.0, 4.0 * (parts > 1), 4.0, 1.0 * rows / parts, 2.0 * rows / parts, 0.0)
 
 
 def advice(limit: float, rows: int = 48, parts: int = 1) -> str:
@@ -55,7 +55,11 @@ def test_the_largest_batch_and_the_fewest_parts_that_fit(limit, parts, fits):
 
 
 def test_where_no_batch_fits_the_advice_is_what_takes_less():
-    assert advice(21.0) == "by the estimate no batch fits: use less."
+    assert advice(21.0) == "by the estimate no smaller batch fits: use less."
+
+
+def test_a_batch_that_fits_by_the_estimate_and_cannot_be_smaller_has_the_other_advice():
+    assert advice(100.0, rows=4) == "use less."
 
 
 def test_what_takes_less_memory_is_what_the_config_does_not_have_yet():
@@ -129,6 +133,18 @@ def test_rl_counts_the_sampler_and_names_the_shape_of_its_rows(check):
     assert sentence.startswith(start) and re.search(r"it fits with \(512, \d+\) in its place\.$", sentence), sentence
 
 
+def test_the_advice_for_rl_counts_the_sum_of_gradients_and_the_other_shapes():
+    def steps(limit, *batches):
+        config = dataclasses.replace(CONFIG, rl=dataclasses.replace(CONFIG.rl, batches=batches))
+        return module._rl_steps(run_on_two_devices(config), limit, samples=False)
+
+    alone = steps(0.0, (512, 4096)).memory(4096, 1)
+    assert alone.summed > 0, "the first step adds an empty batch of the only shape"
+    fits, other = (steps(alone.estimate + more, (512, 4096), (1024, 4096)).advice() for more in (0, -1))
+    assert re.match(r"by the estimate it fits with \(1024, \d+\) in its place\.$", fits)
+    assert other.startswith("by the estimate no smaller batch fits: use fewer rows of all shapes, more devices")
+
+
 def test_the_sampler_has_weights_and_a_cache():
     run, definition = run_on_two_devices(CONFIG), ModelDef(CONFIG.rl.rollout_network(CONFIG.model))
     mesh = run.stage_mesh("rl")
@@ -142,14 +158,35 @@ def test_the_sampler_has_weights_and_a_cache():
 
 
 def test_a_device_that_runs_out_of_memory_is_a_sentence(check):
-    out_of_memory = jax.errors.JaxRuntimeError(NO_MEMORY)
+    out_of_memory = jax.errors.JaxRuntimeError(NO_MEMORY + "\nfurther lines")
     sentence = refusal(check, "sft", lambda memory: memory.estimate, out_of_memory, batch_size=64)
-    assert sentence.startswith("sft ran out of memory: sft.batch_size=64 of 512 tokens a row takes about ")
+    start = f"sft ran out of a resource, most often a device's memory ({NO_MEMORY}): sft.batch_size=64 of 512 tokens"
+    assert sentence.startswith(start) and "was playing" not in sentence
     assert "it fits with --config.sft.batch_size=32, or" in sentence, "the estimate was too low, so half of the batch"
     with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
         check("sft", lambda memory: memory.estimate, jax.errors.JaxRuntimeError("INTERNAL: a bug"))
     with pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE_EXHAUSTED"):
         check("sft", lambda memory: None, out_of_memory)
+
+
+def test_the_sampler_of_suites_between_steps_may_be_what_ran_out_of_memory(monkeypatch):
+    def sentence(stage, **evaluate):
+        config = dataclasses.replace(CONFIG, evaluate=dataclasses.replace(CONFIG.evaluate, **evaluate))
+        return module._uncounted_sampler(types.SimpleNamespace(config=config), stage)
+
+    (suite, *_) = CONFIG.evaluate.suites
+    plays = dict(every={suite: 2}, during=("sft", "rl"))
+    assert "use a smaller sampler.cache_tokens" in sentence("sft", **plays)
+    assert sentence("sft", **plays | {"every": {}}) == sentence("pretrain", **plays) == sentence("rl", **plays) == ""
+
+
+def test_a_stage_that_the_run_skips_is_a_sentence():
+    sft = dataclasses.replace(CONFIG.sft, mesh=MeshConfig(data=2))
+    config = dataclasses.replace(CONFIG, stages=("rl",), sft=sft)
+    run = run_on_two_devices(config)
+    run.stage_mesh = {"rl": run.stage_mesh("rl")}.__getitem__  # Run has no mesh for a stage that it skips
+    with pytest.raises(UserError, match=r"config\.stages=\('rl',\) leaves out sft"), memory_check(run, "sft"):
+        pass
 
 
 def test_the_memory_of_a_mesh_is_that_of_its_smallest_device():

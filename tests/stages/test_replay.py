@@ -65,9 +65,12 @@ def command(*arguments):
 
 
 def test_learning_alone_takes_the_same_steps_bit_for_bit(folder):
-    with Run(rl_config(folder), folder / "trained") as run:
+    config = rl_config(folder)
+    config.profile.steps = "2:2"
+    with Run(config, folder / "trained") as run:
         records = RolloutRecords(folder / "rl", run.model.tokenizer.fingerprint)
         train_on_records(run, records)
+    assert list((folder / "trained" / "profile" / "rl").rglob("*.xplane.pb")), "the profile of its second step"
     want, got = (weights(rl_config(folder), folder / name) for name in ("rl", "trained"))
     assert jax.tree.structure(want) == jax.tree.structure(got)
     for a, b in zip(jax.tree.leaves(want), jax.tree.leaves(got), strict=True):
