@@ -11,6 +11,8 @@ container class breaks no checkpoint.
 import json as json_module
 import logging
 import re
+import sys
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, Self
@@ -32,6 +34,8 @@ _SHOWN = 4  # mismatches listed in one error
 _CLIENTS = ("aiohttp", "gcsfs", "google", "requests")
 """Packages whose exceptions mean that a bucket cannot be reached."""
 _OS_ERROR = re.compile(r"([^:\s][^:]*?) \[os_error_code=")
+_WRITE_TIMEOUT_S = 7 * 24 * 3600
+"""Seconds that Orbax's threads may take to write one step, waiting for other processes included."""
 
 
 class CheckpointStore:
@@ -66,6 +70,7 @@ class CheckpointStore:
         self._before_save = before_save
         self._writing = False
         self._manager_if_open: ocp.CheckpointManager | None = None
+        self._saving_thread: threading.Thread | None = None
 
     # ---------------------------------------------------------------- writing
 
@@ -74,7 +79,8 @@ class CheckpointStore:
 
         The arrays can be donated when it returns. Threads write the copy while the caller goes on; at most one step is
         being written: the next `save` waits for it, as `wait`, `close` and all methods that read steps do. The copy
-        takes (bytes of the arrays) / (number of processes) of each host until the step is complete.
+        takes host memory until the step is complete: (bytes of the arrays) / (number of processes) in each process, for
+        arrays that divide over the processes. Another array is copied whole by one of them.
 
         arrays: name -> pytree of jax or numpy arrays (any dtype, bfloat16 included; an empty tree is fine).
         json: name -> plain JSON value (counters, the state of a data iterator, RNG seeds).
@@ -99,9 +105,12 @@ class CheckpointStore:
             self._before_save()
         _register(self._registry, flat)
         items: dict[str, ocp.args.CheckpointArgs] = {
-            name: ocp.args.PyTreeSave(leaves) for name, leaves in flat.items() if leaves
+            name: ocp.args.PyTreeSave({path: _copy_of_pinned(leaf) for path, leaf in leaves.items()})
+            for name, leaves in flat.items()
+            if leaves
         }
         items[_META] = ocp.args.JsonSave(meta)
+        self._saving_thread = threading.current_thread()
         try:
             manager.save(step, args=ocp.args.Composite(**items), force=True)
         except Exception as error:
@@ -206,7 +215,11 @@ class CheckpointStore:
             cleanup_tmp_directories=writing,
             enable_async_checkpointing=writing,
             # Otherwise the threads that write wait for minutes for folders that cannot be created.
-            async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
+            async_options=ocp.AsyncOptions(
+                timeout_secs=_WRITE_TIMEOUT_S,
+                barrier_sync_fn=self._wait_at_barrier,
+                create_directories_asynchronously=False,
+            ),
             save_root_metadata=False,
         )
         registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
@@ -216,6 +229,18 @@ class CheckpointStore:
         self._manager_if_open = ocp.CheckpointManager(self.directory, options=options, handler_registry=registry)
         self._writing = writing
         return self._manager_if_open
+
+    def _wait_at_barrier(self, *, key: str, timeout_ms: int) -> None:
+        """Waits for the other processes, unless the write of this one has failed: raises its error at once.
+
+        Orbax meets the other processes after a failed write, too. They wait for that write, so its error would come
+        when their time is over.
+        """
+        error = sys.exception()
+        # The caller of `save` may be handling an error of its own, such as an interrupt; Orbax's threads are not.
+        if error is not None and threading.current_thread() is not self._saving_thread:
+            raise error
+        ocp.multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)
 
     def _read_meta(self, step: int) -> dict[str, Any]:
         try:
@@ -268,6 +293,10 @@ class CheckpointStore:
         reason = os_error.group(1) if os_error else getattr(error, "strerror", None) or str(error)
         reason = (reason.strip() or type(error).__name__).splitlines()[0][:200]
         advice = "" if is_url(self.directory) else "free some space (or raise the limit) and "
+        if isinstance(error, TimeoutError) and error.errno is None:  # of Orbax, not of the operating system
+            reason, advice = f"it was not complete after {_WRITE_TIMEOUT_S} s", "write to faster storage and "
+            if "barrier" in str(error):
+                reason, advice = "another process did not complete its part", ""
         raise UserError(
             f"cannot write a checkpoint to {self.directory}: {reason}; the steps saved before are "
             f"intact; {advice}run the same command again"
@@ -290,6 +319,19 @@ class CheckpointStore:
 
 def _is_not_from_orbax(record: logging.LogRecord) -> bool:
     return "orbax" not in Path(record.pathname).parts
+
+
+def _copy_of_pinned(leaf: Any) -> Any:
+    """Returns a copy of an array in pinned host memory, and any other leaf itself.
+
+    Orbax writes such an array from its own buffer, which XLA's GPU client refuses to donate meanwhile ("Donation
+    requested for buffer with external reference").
+    """
+    if not isinstance(leaf, jax.Array) or leaf.sharding.memory_kind != "pinned_host":
+        return leaf
+    shards = [shard.data for shard in leaf.addressable_shards]
+    copies = jax.device_put(shards, [shard.sharding for shard in shards], may_alias=False)
+    return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, copies)
 
 
 def _register(registry: ocp.handlers.CheckpointHandlerRegistry, names: Iterable[str]) -> None:

@@ -15,8 +15,14 @@ from composer_jax.models.model_def import Params
 
 def published_shards(params: Params, router_bias: Params) -> dict[Shard, np.ndarray]:
     """Returns the shards of what a learner publishes: its weights in bfloat16, and the router bias as it is."""
-    rounded = jax.tree.map(lambda a: a.astype(jnp.bfloat16), params)
-    return local_shards({"params": rounded, "router_bias": router_bias})
+    shards = {}
+    for path, array in jax.tree_util.tree_leaves_with_path({"params": params}):
+        # One array after another: JAX keeps the host's copy of an array as long as the array itself, so both are freed
+        # before the next one is rounded. Of bfloat16 weights, which live on, it is that of a copy.
+        rounded = jnp.copy(array) if array.dtype == jnp.bfloat16 else array.astype(jnp.bfloat16)
+        shards |= _local_shards_of(_name(path), rounded)
+        del rounded
+    return shards | local_shards({"router_bias": router_bias})
 
 
 class BackgroundPublisher:
@@ -59,10 +65,16 @@ def local_shards(weights: Params) -> dict[Shard, np.ndarray]:
     """Returns the shards of a tree of arrays that this process holds; of equal shards, one process has one."""
     shards = {}
     for path, array in jax.tree_util.tree_leaves_with_path(weights):
-        for shard in array.addressable_shards:
-            if shard.replica_id == 0:
-                start = tuple(part.indices(size)[0] for part, size in zip(shard.index, array.shape, strict=True))
-                shards[Shard(_name(path), start, array.shape)] = np.array(shard.data)
+        shards |= _local_shards_of(_name(path), array)
+    return shards
+
+
+def _local_shards_of(name: str, array: jax.Array) -> dict[Shard, np.ndarray]:
+    shards = {}
+    for shard in array.addressable_shards:
+        if shard.replica_id == 0:
+            start = tuple(part.indices(size)[0] for part, size in zip(shard.index, array.shape, strict=True))
+            shards[Shard(name, start, array.shape)] = np.array(shard.data)
     return shards
 
 

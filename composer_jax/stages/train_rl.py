@@ -230,7 +230,7 @@ class _Recorder:
         # The steps between the latest checkpoint and the last row of metrics are taken again, with the same result.
         rows = read_metrics(metrics.path)
         self._last_row = rows[-1]["step"] if rows else 0
-        self._saved_before = self._saved_step = cursor.task_step
+        self._saved_step = cursor.task_step
         self._records_path = run.path / "episodes" / "rl.jsonl"
         old = read_episodes(self._records_path)
         self._records = [r for r in old if r.step is not None and r.step <= self._saved_step]
@@ -267,14 +267,14 @@ class _Recorder:
         The store keeps two checkpoints; without rl.keep_groups, groups that the older one has learned from are deleted.
         """
         write_episodes(self._records_path, self._records)  # first: a resumed run drops the records after its checkpoint
-        save_state(self._store, state, cursor.task_step, cursor=cursor.to_json())  # the one before it is complete
-        learned = self._saved_before
+        complete = save_state(self._store, state, cursor.task_step, cursor=cursor.to_json())
+        learned = complete[0] if len(complete) > 1 else 0
         if cursor.task_step == self._run.config.rl.steps:
             self._store.wait()
             learned = cursor.task_step
         if not self._run.config.rl.keep_groups:
             self._ledger.forget(number for batch in self._ledger.batches[:learned] for number in batch.groups)
-        self._saved_before, self._saved_step = self._saved_step, cursor.task_step
+        self._saved_step = cursor.task_step
 
 
 def _episodes_per_step(run: Run) -> int:

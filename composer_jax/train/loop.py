@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
 
+import jax
 import numpy as np
 
 from composer_jax.checkpoint.store import CheckpointStore
@@ -42,19 +43,39 @@ def state_items(state: TrainState) -> dict[str, Any]:
     return {name: getattr(state, name) for name in STATE}
 
 
-def save_state(store: CheckpointStore, state: TrainState, step: int | None = None, **json: Any) -> None:
-    """Saves the state and JSON values under `step` (None: the state's own), unless the store has that step."""
-    step = int(state.step) if step is None else step
-    if step not in store.steps():
+def save_state(store: CheckpointStore, state: TrainState, step: int | None = None, **json: Any) -> list[int]:
+    """Saves the state and JSON values under `step` (None: the state's own), unless the store has that step.
+
+    Returns the complete steps, of which this one is none unless it was there before.
+    """
+    step, complete = int(state.step) if step is None else step, store.steps()
+    if step not in complete:
         store.save(step, arrays=state_items(state), json=json)
+    return complete
 
 
-def restore_state(store: CheckpointStore, like: TrainState) -> tuple[TrainState, dict[str, Any]] | None:
-    """Restores the latest state, on the shardings of `like`, and its JSON values; None if the store is empty."""
+def restore_state(store: CheckpointStore, state: TrainState) -> tuple[TrainState, dict[str, Any]] | None:
+    """Replaces a state by the latest one, on the same shardings; None if the store is empty.
+
+    state: arrays, which are deleted before others are read because two states may not fit in memory, or
+      Learner.abstract_state(). An empty store leaves them as they are.
+
+    Returns:
+      (the restored state, the JSON values of its step).
+    """
     if store.latest_step() is None:
         return None
+    like = jax.tree.map(_abstract, state)
+    for leaf in jax.tree.leaves(state):
+        if isinstance(leaf, jax.Array):
+            leaf.delete()
     arrays, json = store.restore(like=state_items(like))
     return TrainState(**arrays), json
+
+
+def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
+    committed = getattr(leaf, "committed", True)  # an uncommitted array is restored uncommitted
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding if committed else None)
 
 
 def batch_fields(batch: PackedBatch) -> dict[str, np.ndarray]:
@@ -131,7 +152,7 @@ def fit(
     evaluation: StepEvaluation | None = None,
     trace: StepTrace = NO_TRACE,
 ) -> TrainState:
-    """Trains until plan.steps, continuing from the latest checkpoint in `store` if there is one.
+    """Trains until plan.steps, from the latest checkpoint in `store` or, without one, from `state`, which it donates.
 
     Metrics rows: step, tokens (all positions so far that were not padding), loss (nats per loss token), learning_rate,
     grad_norm, tokens_per_s, mfu where the plan has a utilisation, heldout_nll where it was measured, and with experts

@@ -15,11 +15,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 import pytest
 import tensorstore
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from composer_jax.checkpoint import store as store_module
 from composer_jax.checkpoint.store import CheckpointStore
 from composer_jax.errors import UserError
 
@@ -157,6 +159,73 @@ def test_a_step_is_written_while_its_arrays_change(tmp_path, monkeypatch):
         restored, _ = store.restore(like={"tree": tree, "host": {"x": host}})
         for leaf in jax.tree.leaves(restored):
             assert (np.asarray(leaf) == 0).all()
+
+
+def test_arrays_in_pinned_host_memory_are_written_from_copies(tmp_path, monkeypatch):
+    """A GPU refuses to donate the buffer that is being written; other arrays are copied by the transfer to the host."""
+    pinned = NamedSharding(mesh_of((8, 1)), P("data"), memory_kind="pinned_host")
+    arrays = {"moments": jax.device_put(jnp.arange(16.0).reshape(8, 2), pinned), "w": jnp.ones(3)}
+    written, save = {}, ocp.CheckpointManager.save
+
+    def spy(manager, step, *, args, **options):
+        written.update(args["state"].item)
+        return save(manager, step, args=args, **options)
+
+    monkeypatch.setattr(ocp.CheckpointManager, "save", spy)
+    with CheckpointStore(tmp_path) as store:
+        store.save(1, arrays={"state": arrays})
+        assert written["w"] is arrays["w"] and written["moments"].sharding == pinned
+        pointers = [
+            {shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards}
+            for array in (written["moments"], arrays["moments"])
+        ]
+        assert pointers[0].isdisjoint(pointers[1])
+        restored = store.restore(like={"state": arrays})[0]["state"]
+    assert_same_bits(restored, arrays)
+    assert restored["moments"].sharding == pinned
+
+
+def test_a_step_that_takes_too_long_is_a_sentence(tmp_path, monkeypatch):
+    may_write, open_array = threading.Event(), tensorstore.open
+
+    async def open_later(*args, **options):
+        assert await asyncio.to_thread(may_write.wait, 60)
+        return await open_array(*args, **options)
+
+    monkeypatch.setattr(tensorstore, "open", open_later)
+    monkeypatch.setattr(store_module, "_WRITE_TIMEOUT_S", 1)
+    store = CheckpointStore(tmp_path)
+    store.save(1, arrays={"w": jnp.ones(3)})
+    with pytest.raises(UserError, match="not complete after 1 s; the steps saved before are intact; write to faster"):
+        store.wait()
+    may_write.set()
+
+
+def test_a_process_whose_write_fails_does_not_wait_for_the_others(tmp_path, monkeypatch):
+    """They wait for its write. The error of the caller, which saves when it is interrupted, is none of the write."""
+    waits_for_ever, met = threading.Event(), []
+
+    def barrier(*, key, timeout_ms):
+        met.append(threading.current_thread())
+        assert met[-1] is threading.main_thread() or waits_for_ever.wait(60)
+
+    async def fail(*args, **options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(ocp.multihost, "get_barrier_sync_fn", lambda **_: barrier)
+    monkeypatch.setattr(tensorstore, "open", fail)
+    store = CheckpointStore(tmp_path)
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        store.save(1, arrays={"w": jnp.ones(3)})
+    assert met and set(met) == {threading.main_thread()}
+    watchdog = threading.Timer(20, waits_for_ever.set)
+    watchdog.start()
+    with pytest.raises(UserError, match="No space left on device; the steps saved before are intact"):
+        store.wait()
+    assert not waits_for_ever.is_set()
+    watchdog.cancel()
 
 
 def test_goes_on_after_reopening(tmp_path):

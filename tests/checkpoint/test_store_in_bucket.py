@@ -53,14 +53,19 @@ def test_a_step_without_its_end_does_not_exist(bucket_url):
         assert store.restore(like=ARRAYS)[1] == {"again": True}
 
 
-def threads_that_write() -> list[threading.Thread]:
-    """The threads of a save; the process does not end before they do. Those of pools end with it."""
-    pools = ("ThreadPoolExecutor", "asyncio", "metadata_store")
-    threads = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
-    return [thread for thread in threads if not (thread.daemon or thread.name.startswith(pools))]
+@pytest.fixture
+def threads_that_write(bucket_url):
+    """Returns the threads of a save; the process does not end before they do. Those of pools end with it."""
+    pools, before = ("ThreadPoolExecutor", "asyncio", "metadata_store"), threading.enumerate()
+
+    def threads() -> list[threading.Thread]:
+        new = [thread for thread in threading.enumerate() if thread not in before]
+        return [thread for thread in new if not (thread.daemon or thread.name.startswith(pools))]
+
+    return threads
 
 
-def test_a_bucket_that_does_not_exist_is_a_sentence(bucket_url):
+def test_a_bucket_that_does_not_exist_is_a_sentence(threads_that_write):
     store = CheckpointStore("gs://no-such-bucket/sft")
     with pytest.raises(UserError, match="the bucket gs://no-such-bucket does not exist; create it or name another"):
         store.save(1, arrays=ARRAYS)
@@ -69,7 +74,7 @@ def test_a_bucket_that_does_not_exist_is_a_sentence(bucket_url):
 
 # TensorStore answers writes that Orbax, whose event loop is closed by then, does not wait for after the first error.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_bucket_that_goes_away_during_a_save_is_a_sentence(bucket_url, monkeypatch):
+def test_a_bucket_that_goes_away_during_a_save_is_a_sentence(threads_that_write, monkeypatch):
     monkeypatch.setattr(BucketFolder, "names", lambda self: [])  # it was there when the save began
     with CheckpointStore("gs://no-such-bucket/sft") as store:
         store.save(1, arrays=ARRAYS)

@@ -2,6 +2,7 @@
 
 import json
 import threading
+import weakref
 from pathlib import Path
 
 import fsspec
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from composer_jax.checkpoint import weight_shards
 from composer_jax.checkpoint.weight_chain import Shard, WeightPublisher, WeightReceiver
 from composer_jax.checkpoint.weight_shards import BackgroundPublisher, as_tree, local_shards, published_shards
 from composer_jax.errors import UserError
@@ -196,6 +198,20 @@ def test_weights_are_published_in_bfloat16_and_the_router_bias_as_it_is():
         "params/w": ("bfloat16", 1.0),
         "router_bias/bias": ("float32", float(exact)),
     }
+
+
+def test_one_rounded_array_exists_at_a_time(monkeypatch):
+    """JAX keeps the host's copy of an array as long as the array, so it is none of a weight that lives on."""
+    weights = {"a": jnp.ones((3, 5)), "b": jnp.ones((3, 5)), "c": jnp.ones((3, 5), jnp.bfloat16)}
+    rounded, local_shards_of = [], weight_shards._local_shards_of
+
+    def note(name, array):
+        assert array is not weights["c"] and all(other() is None for other in rounded)
+        rounded.append(weakref.ref(array))
+        return local_shards_of(name, array)
+
+    monkeypatch.setattr(weight_shards, "_local_shards_of", note)
+    assert len(published_shards(weights, {})) == len(rounded) == 3
 
 
 def test_versions_are_written_in_order_while_the_weights_are_donated(folder):

@@ -431,9 +431,8 @@ MUTANTS = (
     Mutant(
         "checkpoint.published_bias",
         "composer_jax/checkpoint/weight_shards.py",
-        'return local_shards({"params": rounded, "router_bias": router_bias})',
-        "return local_shards("
-        '{"params": rounded, "router_bias": jax.tree.map(lambda a: a.astype(jnp.bfloat16), router_bias)})',
+        'return shards | local_shards({"router_bias": router_bias})',
+        'return shards | local_shards({"router_bias": jax.tree.map(lambda a: a.astype(jnp.bfloat16), router_bias)})',
         "The router bias is published in bfloat16, so that the sampler chooses other experts.",
     ),
     Mutant(

@@ -258,6 +258,22 @@ def test_groups_stay_until_both_complete_checkpoints_have_learned_from_them(trai
     assert [len(numbers) for numbers in forgotten] == [0, 0, per_step, 2 * per_step, STEPS * per_step]
 
 
+def test_a_run_that_goes_on_keeps_the_groups_that_the_older_checkpoint_needs(train_rl, monkeypatch, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        train_rl(("learn", 3), save_every=1)
+    steps = sorted(int(path.name) for path in (tmp_path / "run/checkpoints/rl").iterdir() if path.name.isdigit())
+    assert len(steps) == 2, "the run goes on from the second"
+    forgotten, forget = [], RolloutLedger.forget
+
+    def note_and_forget(ledger, numbers):
+        forgotten.append(list(numbers))
+        forget(ledger, forgotten[-1])
+
+    monkeypatch.setattr(RolloutLedger, "forget", note_and_forget)
+    per_step = groups(train_rl(save_every=1)) // STEPS
+    assert len(forgotten[0]) == steps[0] * per_step
+
+
 def test_versions_are_written_while_the_policy_samples(train_rl, monkeypatch):
     """Only the copy to the host is taken while the policy is paused."""
     samples, publish, resume = threading.Event(), WeightPublisher.publish, FakePolicy.resume

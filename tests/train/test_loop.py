@@ -1,18 +1,20 @@
 """fit(): a run that was interrupted anywhere, in any way, ends like one that never was: bit for bit."""
 
+import asyncio
 import contextlib
 import dataclasses
 import math
+import shutil
 import signal
-import subprocess
 import sys
+import threading
 from functools import partial
-from pathlib import Path
 
 import chex
 import jax
 import numpy as np
 import pytest
+import tensorstore
 
 from composer_jax.checkpoint.store import CheckpointStore
 from composer_jax.data.pipeline import heldout_batches, pretraining_batches
@@ -33,7 +35,6 @@ from composer_jax.train.utilisation import Utilisation
 from tests.models.small import LLAMA, random_weights, small
 
 CONFIG = small(n_layers=2, n_mtp_modules=0, embedding_taps=0, d_model=16, kv_lora_rank=8)
-ROOT = Path(__file__).parents[2]
 STEPS = 6
 PLAN = FitPlan("test", STEPS, save_every=2, evaluate_every=3)
 DOCUMENTS = [np.random.default_rng(i).integers(9, 64, 20 + i) for i in range(12)]
@@ -232,40 +233,56 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path, learner, weights, uninterrup
     assert_same(run(tmp_path, learner, weights), uninterrupted)
 
 
-KILLED_DURING_A_SAVE = """
-import asyncio, os, pathlib, signal, sys
-import tests.conftest  # the devices and XLA's flags of the tests
-import tensorstore
-from tests.train import test_loop as t
+def test_kill_9_while_a_checkpoint_is_written_beside_training_loses_nothing(
+    tmp_path, learner, weights, uninterrupted, monkeypatch
+):
+    """Step 5 is complete and the checkpoint of step 4 is not: a run resumes from step 2 on what kill -9 would leave,
+    which is a copy of the folder. (tests/checkpoint/test_store.py kills a process inside a save.)"""
+    may_write, save, open_array = threading.Event(), CheckpointStore.save, tensorstore.open
 
-save = t.CheckpointStore.save
+    async def open_later(*args, **options):
+        assert await asyncio.to_thread(may_write.wait, 60)
+        return await open_array(*args, **options)
 
-def save_without_end(store, step, **content):
-    async def never(*args, **options):
-        await asyncio.sleep(1000)
-    if step == 4:
+    def save_without_end(store, step, **content):
         store.wait()
-        tensorstore.open = never
-    save(store, step, **content)
+        if step == 4:
+            monkeypatch.setattr(tensorstore, "open", open_later)
+        save(store, step, **content)
 
-def kill(real):
-    real()[0].step.block_until_ready()
-    os.kill(os.getpid(), signal.SIGKILL)
+    def copy_folder(real):
+        real()[0].step.block_until_ready()
+        shutil.copytree(tmp_path / "killed", tmp_path / "left")
+        may_write.set()
+        raise Killed
 
-t.CheckpointStore.save = save_without_end
-folder = pathlib.Path(sys.argv[1])
-t.run(folder, t.make_learner(), t.random_weights(t.CONFIG), at={("start_step", 5): kill})
-"""
-
-
-def test_kill_9_while_a_checkpoint_is_written_beside_training_loses_nothing(tmp_path, learner, weights, uninterrupted):
-    """The process dies when step 5 is complete and the checkpoint of step 4 is not: the run resumes from step 2."""
-    process = subprocess.run([sys.executable, "-c", KILLED_DURING_A_SAVE, str(tmp_path)], cwd=ROOT, timeout=60)
-    assert process.returncode == -signal.SIGKILL
-    with CheckpointStore(tmp_path / "checkpoints") as store:
+    monkeypatch.setattr(CheckpointStore, "save", save_without_end)
+    with saving_nothing_when_killed(), pytest.raises(Killed):
+        run(tmp_path / "killed", learner, weights, at={("start_step", 5): copy_folder})
+    monkeypatch.undo()
+    with CheckpointStore(tmp_path / "left" / "checkpoints") as store:
         assert store.steps() == [2]
-    assert any(path.name.startswith("4.") for path in (tmp_path / "checkpoints").iterdir()), "it was being written"
-    assert_same(run(tmp_path, learner, weights), uninterrupted)
+    assert any(path.name.startswith("4.") for path in (tmp_path / "left/checkpoints").iterdir()), "it was being written"
+    assert_same(run(tmp_path / "left", learner, weights), uninterrupted)
+
+
+def test_a_state_is_freed_before_another_one_is_read(tmp_path, learner, weights, monkeypatch):
+    """Two would not fit on the devices; the caller's variable would hold the first to the end of the run."""
+    state, is_freed = learner.init_state(*weights), []
+    with CheckpointStore(tmp_path) as store:
+        assert loop.restore_state(store, state) is None
+        loop.save_state(store, state)
+        restore = store.restore
+
+        def note_and_restore(**options):
+            is_freed.extend(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+            return restore(**options)
+
+        monkeypatch.setattr(store, "restore", note_and_restore)
+        restored = loop.restore_state(store, state)
+    assert is_freed and all(is_freed)
+    assert restored is not None
+    chex.assert_trees_all_equal(restored[0], learner.init_state(*weights))
 
 
 @pytest.mark.parametrize("call", [*[("start_step", n) for n in (1, 4, 6)], *[("evaluate", n) for n in (1, 2, 3)]])
