@@ -17,8 +17,8 @@ def published_shards(params: Params, router_bias: Params) -> dict[Shard, np.ndar
     """Returns the shards of what a learner publishes: its weights in bfloat16, and the router bias as it is."""
     shards = {}
     for path, array in jax.tree_util.tree_leaves_with_path({"params": params}):
-        # One array after another: JAX keeps the host's copy of an array as long as the array itself, so both are freed
-        # before the next one is rounded. Of bfloat16 weights, which live on, it is that of a copy.
+        # JAX keeps the host's copy of an array as long as the array itself. So each rounded array is freed before the
+        # next one is made, and bfloat16 weights, which live on, are copied first.
         rounded = jnp.copy(array) if array.dtype == jnp.bfloat16 else array.astype(jnp.bfloat16)
         shards |= _local_shards_of(_name(path), rounded)
         del rounded

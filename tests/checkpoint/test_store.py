@@ -162,7 +162,7 @@ def test_a_step_is_written_while_its_arrays_change(tmp_path, monkeypatch):
 
 
 def test_arrays_in_pinned_host_memory_are_written_from_copies(tmp_path, monkeypatch):
-    """A GPU refuses to donate the buffer that is being written; other arrays are copied by the transfer to the host."""
+    """A GPU refuses to donate a buffer that is being written; the transfer to the host copies other arrays."""
     pinned = NamedSharding(mesh_of((8, 1)), P("data"), memory_kind="pinned_host")
     arrays = {"moments": jax.device_put(jnp.arange(16.0).reshape(8, 2), pinned), "w": jnp.ones(3)}
     written, save = {}, ocp.CheckpointManager.save
@@ -202,7 +202,7 @@ def test_a_step_that_takes_too_long_is_a_sentence(tmp_path, monkeypatch):
 
 
 def test_a_process_whose_write_fails_does_not_wait_for_the_others(tmp_path, monkeypatch):
-    """They wait for its write. The error of the caller, which saves when it is interrupted, is none of the write."""
+    """They wait for its write. A caller that saves because it was interrupted waits at the barriers as usual."""
     waits_for_ever, met = threading.Event(), []
 
     def barrier(*, key, timeout_ms):

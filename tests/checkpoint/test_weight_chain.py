@@ -201,7 +201,7 @@ def test_weights_are_published_in_bfloat16_and_the_router_bias_as_it_is():
 
 
 def test_one_rounded_array_exists_at_a_time(monkeypatch):
-    """JAX keeps the host's copy of an array as long as the array, so it is none of a weight that lives on."""
+    """JAX keeps the host's copy of an array as long as the array, so bfloat16 weights, which live on, are copied."""
     weights = {"a": jnp.ones((3, 5)), "b": jnp.ones((3, 5)), "c": jnp.ones((3, 5), jnp.bfloat16)}
     rounded, local_shards_of = [], weight_shards._local_shards_of
 

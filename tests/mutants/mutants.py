@@ -81,8 +81,8 @@ MUTANTS = (
     Mutant(
         "router.foreign_ids",
         "composer_jax/parallel/dispatch/compute.py",
-        "ids_N = jnp.where((ids_N >= 0) & (ids_N < n), ids_N, n)",
-        "ids_N = jnp.where(ids_N < n, ids_N, n)",
+        "valid_N = (ids_N >= 0) & (ids_N < n)",
+        "valid_N = ids_N < n",
         "A pair without an expert (-1) is computed by an expert, or shifts the rows of the others.",
     ),
     Mutant(
