@@ -1,2 +1,1 @@
-"""The parts of `python -m benchmarks.gpu`; each module but timing, packed_batch, training_speed and worker is one
-process of it."""
+"""The parts of `python -m benchmarks.gpu`: train, train_torch, moe, attention, grouped, decode and rl are processes."""

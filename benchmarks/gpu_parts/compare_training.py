@@ -1,14 +1,15 @@
-"""Our training step beside transformers' in turn, each round of each in a process of its own with the whole card."""
+"""Our training step and transformers' in turn, each round of each in a process of its own with the whole card."""
 
+import functools
 import json
 import statistics
 from collections.abc import Callable
 from typing import Any
 
+from benchmarks.gpu_parts.output import Figures, digits, note
 from benchmarks.gpu_parts.packed_batch import packed_segments
-from benchmarks.gpu_parts.timing import digits, note
 from benchmarks.gpu_parts.train import train_shape
-from benchmarks.gpu_parts.worker import Figures, PartError
+from benchmarks.gpu_parts.worker import NoCardError, PartError
 
 PEERS = {"transformers": (), "torch_compile": ("--compiled",)}
 """Options of train_torch.py by the name in the figures."""
@@ -36,43 +37,50 @@ def shape_for_torch(small: bool) -> dict[str, Any]:
 def compare_training(
     ours: Callable[[], Figures], peer: Callable[[list[str]], Figures], rounds: int, *, small: bool
 ) -> Figures:
-    """Returns our figures, medians of `rounds` processes, and beside them those of each peer and our tokens/s over its.
+    """Returns our figures and each peer's, medians of several processes, and our tokens/s over each peer's.
 
-    The first step is that of the first process, which finds no compiled program. A peer that cannot be measured is
-    None.
+    The first step is that of the first process, which finds no compiled program. A side that fails is left out of the
+    later rounds; "rounds" counts those that were measured. A peer that was never measured is None. "error" is there if
+    ours failed.
 
     Args:
       ours: measures train.py.
       peer: measures train_torch.py with these options.
+
+    Raises:
+      NoCardError: our first process found no card.
     """
     shape = json.dumps(shape_for_torch(small))
-    of_ours: list[Figures] = []
-    of_peers: dict[str, list[Figures] | None] = {name: [] for name in PEERS}
+    sides = {"ours": ours} | {
+        name: functools.partial(peer, [f"--shape={shape}", *options]) for name, options in PEERS.items()
+    }
+    measured: dict[str, list[Figures]] = {name: [] for name in sides}
+    errors: dict[str, PartError] = {}
     for number in range(1, rounds + 1):
-        note(f"train, round {number} of {rounds}: ours")
-        of_ours.append(ours())
-        for name, options in PEERS.items():
-            measured = of_peers[name]
-            if measured is None:
-                continue
+        for name in [name for name in sides if name not in errors]:
             note(f"train, round {number} of {rounds}: {name}")
             try:
-                measured.append(peer([f"--shape={shape}", *options]))
+                measured[name].append(sides[name]())
             except PartError as error:
-                note(f"  {name} is left out: {error}")
-                of_peers[name] = None
-    figures = _medians(of_ours)
-    for name, measured in of_peers.items():
-        figures[name] = of_peer = _medians(measured) if measured else None
-        rate = of_peer and of_peer["tokens_per_s"]
-        figures[f"vs_{name}"] = digits(figures["tokens_per_s"] / rate) if rate else None
+                if isinstance(error, NoCardError) and not any(measured.values()):
+                    raise
+                note(f"  {name} is left out from here on: {error}")
+                errors[name] = error
+    figures = _medians(measured["ours"]) | ({"error": str(errors["ours"])} if "ours" in errors else {})
+    for name in PEERS:
+        figures[name] = of_peer = _medians(measured[name]) or None
+        for suffix in ("", "_whole_rows"):
+            rate = figures.get(f"tokens_per_s{suffix}")
+            figures[f"vs_{name}{suffix}"] = digits(rate / of_peer["tokens_per_s"]) if rate and of_peer else None
     return figures
 
 
 def _medians(rounds: list[Figures]) -> Figures:
-    """Returns the medians of several processes' figures; the first step is that of the first."""
-    out = dict(rounds[0])
+    """Returns the medians of several processes' figures, and their number; the first step is that of the first."""
+    if not rounds:
+        return {}
+    out = rounds[0] | {"rounds": len(rounds)}
     for name, value in rounds[0].items():
         if isinstance(value, float) and name != "first_step_s":
-            out[name] = statistics.median(figures[name] for figures in rounds)
+            out[name] = digits(statistics.median(figures[name] for figures in rounds))
     return out

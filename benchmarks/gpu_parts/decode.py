@@ -5,20 +5,22 @@ import dataclasses
 import jax
 import numpy as np
 
-from benchmarks.gpu_parts.timing import compile_calls, copy_call, digits, note
+from benchmarks.gpu_parts.output import Figures, digits, note
+from benchmarks.gpu_parts.timing import compile_calls, copy_call
 from benchmarks.gpu_parts.train import train_shape
-from benchmarks.gpu_parts.worker import Figures, print_figures
+from benchmarks.gpu_parts.worker import print_figures
 from benchmarks.grouped_matmul import seconds
 from benchmarks.sampler import LENGTH, decode_seconds
 from composer_jax.models.cache import init_cache
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.model_def import ModelDef
+from composer_jax.models.supported_dtype import supported_network
 
 
 def measure(small: bool) -> Figures:
     """Returns the figures by conversations at once."""
     config, _, _ = train_shape(small)
-    config = dataclasses.replace(config, param_dtype="bfloat16", max_context=1024)
+    config = supported_network(dataclasses.replace(config, param_dtype="bfloat16", max_context=1024))
     figures = {}
     for conversations in (4,) if small else (64, 256):
         note(f"decode, {conversations} conversations: compiling, then measuring ...")
@@ -27,8 +29,10 @@ def measure(small: bool) -> Figures:
 
 
 def measure_step(config: ModelConfig, conversations: int, *, small: bool) -> Figures:
-    """Returns a step's milliseconds, the host's work included, beside those of reading weights and cache once at the
-    rate of a copy."""
+    """Returns the time of a step and the time of reading weights and cache once.
+
+    A step includes the host's work. The reading has the rate of a copy.
+    """
     copy, num_bytes = copy_call(2**20 if small else 2**30)
     bandwidth = num_bytes / seconds(compile_calls({"copy": copy}, "copy"), rounds=5, calls=5)["copy"]
     step_s = decode_seconds(config, conversations)

@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.gpu_parts.timing import note, teraflops
-from benchmarks.gpu_parts.worker import Figures, print_figures
+from benchmarks.gpu_parts.output import Figures, note
+from benchmarks.gpu_parts.timing import teraflops
+from benchmarks.gpu_parts.worker import print_figures
 from composer_jax.ops.group_rounds import rounds
 from composer_jax.ops.grouped_matmul import grouped_matmul
 
@@ -26,8 +27,8 @@ def measure(small: bool) -> Figures:
 def measure_shape(name: str, rows: int, groups: int, depth: int, width: int, *, small: bool) -> Figures:
     """Returns {form: {forward, with_gradients}}; both gradients take twice the operations of the product."""
     rng = np.random.default_rng(0)
-    random = lambda *shape: jnp.asarray(rng.standard_normal(shape), jnp.bfloat16)  # noqa: E731
-    x, w, dy = random(rows, depth), random(groups, depth, width), random(rows, width)
+    shapes, keys = ((rows, depth), (groups, depth, width), (rows, width)), jax.random.split(jax.random.key(0), 3)
+    x, w, dy = (jax.random.normal(key, shape, jnp.bfloat16) for key, shape in zip(keys, shapes, strict=True))
     sizes = jnp.asarray(rng.multinomial(rows, rng.dirichlet(np.full(groups, 5.0))), jnp.int32)
 
     def batched(x: jax.Array, w: jax.Array, sizes: jax.Array) -> jax.Array:
@@ -45,7 +46,7 @@ def measure_shape(name: str, rows: int, groups: int, depth: int, width: int, *, 
         note(f"grouped, {name}, {key}")
         calls = {form: _call(function, x, w, sizes, dy, gradients) for form, function in forms.items()}
         flops = dict.fromkeys(forms, 2.0 * rows * depth * width * (3 if gradients else 1))
-        for form, rate in teraflops(calls, flops, "ours", small=small).items():
+        for form, rate in teraflops(calls, flops, "ours", in_flight=5, small=small).items():
             figures[form][key] = rate
     return figures
 

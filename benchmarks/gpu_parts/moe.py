@@ -2,14 +2,18 @@
 
 import dataclasses
 
+from benchmarks.gpu_parts.output import Figures
 from benchmarks.gpu_parts.training_speed import training_figures
-from benchmarks.gpu_parts.worker import Figures, print_figures
+from benchmarks.gpu_parts.worker import print_figures
 from composer_jax.models.presets import PRESETS
+from composer_jax.models.supported_dtype import supported_network
 
 
-def measure(small: bool) -> Figures:
-    """Returns the figures of training_speed.py. Weights are bfloat16 with a float32 master copy, as in
-    configs/qwen3_30b_a3b.py."""
+def measure(small: bool, recompute: bool) -> Figures:
+    """Returns the figures of training_speed.py.
+
+    Weights are bfloat16 with a float32 master copy, as in configs/qwen3_30b_a3b.py.
+    """
     config = dataclasses.replace(
         PRESETS["qwen3_30b_a3b"],
         n_layers=4,
@@ -17,12 +21,13 @@ def measure(small: bool) -> Figures:
         param_dtype="bfloat16",
         head_chunk=4096,  # of the 32,768 positions, whose logits take 20 GB
     )
-    if not small:
-        return training_figures(config, 8, 4096, small=False)
-    narrow = dict(n_layers=1, d_model=64, n_heads=2, n_kv_heads=1, qk_rope_dim=32, v_head_dim=32, expert_ff_dim=32)
-    config = dataclasses.replace(config, vocab_size=512, n_experts=4, experts_per_token=2, head_chunk=32, **narrow)
-    return training_figures(config, 2, 64, small=True)
+    rows, length = 8, 4096
+    if small:
+        narrow = dict(n_layers=1, d_model=64, n_heads=2, n_kv_heads=1, qk_rope_dim=32, v_head_dim=32, expert_ff_dim=32)
+        config = dataclasses.replace(config, vocab_size=512, n_experts=4, experts_per_token=2, head_chunk=32, **narrow)
+        rows, length = 2, 64
+    return training_figures(supported_network(config), rows, length, small=small, recompute=recompute)
 
 
 if __name__ == "__main__":
-    print_figures(measure)
+    print_figures(measure, "recompute")

@@ -30,3 +30,9 @@ def packed_batch(rows: int, length: int, vocab_size: int, seed: int = 0) -> dict
         "segments": segments,
         "weights": (segments > 0).astype(np.float32),
     }
+
+
+def whole_rows(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns a batch with the same tokens and weights in which a row is one document, without padding."""
+    segments = np.ones_like(batch["segments"])
+    return batch | {"segments": segments, "positions": np.cumsum(segments, axis=1, dtype=np.int32) - 1}

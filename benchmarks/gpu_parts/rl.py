@@ -4,8 +4,8 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from benchmarks.gpu_parts.timing import digits, note
-from benchmarks.gpu_parts.worker import Figures, print_figures
+from benchmarks.gpu_parts.output import Figures, digits, note
+from benchmarks.gpu_parts.worker import print_figures
 from benchmarks.grpo_completions import MESH, run
 from benchmarks.peers.completions import GROUP, PROMPTS, UNTIMED
 from composer_jax.parallel.platform import configure_cpu

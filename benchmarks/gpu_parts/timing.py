@@ -1,6 +1,5 @@
 """Seconds of calls that take turns, and the card's own limits: a large bfloat16 product, and a copy."""
 
-import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,19 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from benchmarks.gpu_parts.output import digits, error_line, note
 from benchmarks.grouped_matmul import seconds
 
 Call = Callable[[], Any]
-
-
-def note(text: str) -> None:
-    """Prints progress."""
-    print(text, file=sys.stderr, flush=True)
-
-
-def digits(value: float) -> float:
-    """Returns a figure with four digits."""
-    return float(f"{value:.4g}")
 
 
 def compile_calls(calls: Mapping[str, Call], ours: str) -> dict[str, Call]:
@@ -28,7 +18,7 @@ def compile_calls(calls: Mapping[str, Call], ours: str) -> dict[str, Call]:
 
     What does not run, because the card has too little memory or a library refuses it, is named on stderr.
 
-    ours: the name of the call whose error ends the part instead.
+    ours: the name of the call whose error ends the part instead, unless memory is too small for it.
     """
     compiled = {}
     for name, call in calls.items():
@@ -37,22 +27,26 @@ def compile_calls(calls: Mapping[str, Call], ours: str) -> dict[str, Call]:
         try:
             jax.block_until_ready(call())
         except Exception as error:
-            if name == ours:
+            if name == ours and "RESOURCE_EXHAUSTED" not in str(error):
                 raise
-            note(f"  {name} does not run here: {str(error).strip().splitlines()[0][:200]}")
+            note(f"  {name} does not run here: {error_line(error)}")
             continue
         compiled[name] = call
         note(f"  {name}: first call {time.perf_counter() - started:.1f} s")
     return compiled
 
 
-def teraflops(calls: Mapping[str, Call], flops: Mapping[str, float], ours: str, *, small: bool) -> dict[str, Any]:
+def teraflops(
+    calls: Mapping[str, Call], flops: Mapping[str, float], ours: str, *, in_flight: int, small: bool
+) -> dict[str, Any]:
     """Returns TFLOP/s of each call, the median of alternated rounds; None of one that does not run here.
 
-    flops: useful operations of each call.
+    Args:
+      flops: useful operations of each call.
+      in_flight: calls of one timing, whose results are all in memory at once. Several hide the start of a program.
     """
     compiled = compile_calls(calls, ours)
-    medians = seconds(compiled, rounds=3 if small else 9, calls=1 if small else 5)
+    medians = seconds(compiled, rounds=3 if small else 9, calls=1 if small else in_flight)
     return {name: digits(flops[name] / medians[name] / 1e12) if name in medians else None for name in calls}
 
 

@@ -2,10 +2,12 @@
 
 import dataclasses
 
+from benchmarks.gpu_parts.output import Figures
 from benchmarks.gpu_parts.training_speed import training_figures
-from benchmarks.gpu_parts.worker import Figures, print_figures
+from benchmarks.gpu_parts.worker import print_figures
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.presets import PRESETS
+from composer_jax.models.supported_dtype import supported_network
 
 
 def train_shape(small: bool) -> tuple[ModelConfig, int, int]:
@@ -17,11 +19,11 @@ def train_shape(small: bool) -> tuple[ModelConfig, int, int]:
     return dataclasses.replace(config, vocab_size=512, **narrow), 2, 64
 
 
-def measure(small: bool) -> Figures:
+def measure(small: bool, recompute: bool) -> Figures:
     """Returns the figures of training_speed.py."""
     config, rows, length = train_shape(small)
-    return training_figures(config, rows, length, small=small)
+    return training_figures(supported_network(config), rows, length, small=small, recompute=recompute)
 
 
 if __name__ == "__main__":
-    print_figures(measure)
+    print_figures(measure, "recompute")

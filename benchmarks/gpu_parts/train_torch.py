@@ -7,14 +7,11 @@ Imports neither JAX nor our package, so that PyTorch may have an environment of 
 import argparse
 import json
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
-
-def note(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+from benchmarks.gpu_parts.output import Figures, digits, note, print_result
 
 
 def new_step(shape: dict[str, Any], *, compiled: bool, device: str) -> Callable[[], float]:
@@ -45,7 +42,7 @@ def new_step(shape: dict[str, Any], *, compiled: bool, device: str) -> Callable[
     return step
 
 
-def measure(shape: dict[str, Any], *, compiled: bool, small: bool) -> dict[str, Any]:
+def measure(shape: dict[str, Any], *, compiled: bool, small: bool) -> Figures:
     """Returns tokens_per_s, first_step_s and peak_gb."""
     import torch  # pyright: ignore[reportMissingImports]
 
@@ -65,9 +62,9 @@ def measure(shape: dict[str, Any], *, compiled: bool, small: bool) -> dict[str, 
         seconds.append((time.perf_counter() - started) / steps)
         note(f"  {shape['tokens'] / seconds[-1]:.0f} tokens/s, loss {loss:.3f}")
     return {
-        "tokens_per_s": float(f"{shape['tokens'] / statistics.median(seconds):.4g}"),
-        "first_step_s": float(f"{first_step_s:.4g}"),
-        "peak_gb": float(f"{torch.cuda.max_memory_allocated() / 1e9:.4g}") if device == "cuda" else None,
+        "tokens_per_s": digits(shape["tokens"] / statistics.median(seconds)),
+        "first_step_s": digits(first_step_s),
+        "peak_gb": digits(torch.cuda.max_memory_allocated() / 1e9) if device == "cuda" else None,
     }
 
 
@@ -84,7 +81,7 @@ def main() -> None:
         raise SystemExit(f"transformers cannot be measured: {error}") from None
     if not o.small and not torch.cuda.is_available():
         raise SystemExit(f"transformers cannot be measured: PyTorch {torch.__version__} finds no GPU")
-    print(json.dumps(measure(o.shape, compiled=o.compiled, small=o.small)))
+    print_result(lambda: measure(o.shape, compiled=o.compiled, small=o.small))
 
 
 if __name__ == "__main__":

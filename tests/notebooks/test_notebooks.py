@@ -1,6 +1,10 @@
 """The notebooks run from their first cell to their last, in a kernel of the environment the tests run in."""
 
+import importlib.machinery
+import importlib.util
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import nbformat
@@ -58,3 +62,33 @@ def test_a_failing_cell_fails_the_test(tmp_path):
     cells = [nbformat.v4.new_code_cell(source) for source in ("import composer_jax\nx = 1", "assert x == 2")]
     with pytest.raises(CellExecutionError, match="assert x == 2"):
         execute(nbformat.v4.new_notebook(cells=cells), tmp_path)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_first_cell_clones_once_into_a_folder_that_python_takes_for_no_package(path, tmp_path, monkeypatch):
+    cell = next(cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code")
+    source = cell.source.replace('REPOSITORY = ""', 'REPOSITORY = "address"')
+    commands = []
+
+    def run(command, check):
+        commands.append(command)
+        if command[0] == "git":
+            Path(command[-1], "composer_jax").mkdir(parents=True)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    exec(source, {})
+    assert [command[0] for command in commands] == ["git", sys.executable]
+    assert importlib.machinery.PathFinder.find_spec("composer_jax", [str(tmp_path)]) is None
+    cloned = sys.path.pop(0)
+    assert importlib.machinery.PathFinder.find_spec("composer_jax", [cloned]) is not None
+
+    exec(source, {})  # the runtime restarted before the installation had ended
+    assert [command[0] for command in commands] == ["git", sys.executable, sys.executable]
+    assert sys.path.pop(0) == cloned
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: "installed")
+    exec(source, {})  # the runtime restarted after it
+    assert len(commands) == 3 and sys.path[0] == cloned
