@@ -25,14 +25,14 @@ a group. In between, a block has twice the rows of an average group."""
 
 
 def grouped_matmul(x_TD: jax.Array, w_EDF: jax.Array, sizes_E: jax.Array) -> jax.Array:
-    """Returns the product of every row with the matrix of its group, [T,F] in the dtype of both.
+    """Returns the product of every row with the matrix of its group, [T,F] in the promoted dtype of both.
 
     Args:
       x_TD: rows, sorted by group. Rows without a group must be finite, in x and in the gradient of the result.
       w_EDF: one matrix per group.
       sizes_E: int32, rows in each group; the sum is at most T.
     """
-    check_shapes(x_TD=(x_TD, jnp.floating), w_EDF=(w_EDF, x_TD.dtype), sizes_E=(sizes_E, jnp.int32))
+    check_shapes(x_TD=(x_TD, jnp.floating), w_EDF=(w_EDF, jnp.floating), sizes_E=(sizes_E, jnp.int32))
     forms = dict(tpu=jax.lax.ragged_dot, cpu=blocked, default=rounds)
     if hopper_grouped_matmul.supports(x_TD, w_EDF):
         forms["cuda"] = hopper_grouped_matmul.hopper

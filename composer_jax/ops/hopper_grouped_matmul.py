@@ -33,10 +33,12 @@ STRIP = 8
 def supports(x_TD: jax.Array, w_EDF: jax.Array) -> bool:
     """Returns whether the kernels take these operands on this process's GPU.
 
-    They take bfloat16 and float16, rows that ROWS divides, and widths that DEPTH divides.
+    They take bfloat16 and float16, one of them for both, rows that ROWS divides, and widths that DEPTH divides.
     """
     gpu = local_gpu()
-    if gpu is None or gpu.capability != (9, 0) or x_TD.dtype not in (jnp.bfloat16, jnp.float16):
+    if gpu is None or gpu.capability != (9, 0) or x_TD.dtype != w_EDF.dtype:
+        return False
+    if x_TD.dtype not in (jnp.bfloat16, jnp.float16):
         return False
     return x_TD.shape[0] % ROWS == 0 and all(width % DEPTH == 0 for width in w_EDF.shape[1:])
 

@@ -93,9 +93,7 @@ def test_a_kind_from_outside_the_package_runs_forward_and_cached_decode():
 )
 def test_the_form_of_the_config_reaches_every_kind(fields):
     config = small(**fields, attention_form="cudnn")
-    with pytest.raises(
-        UserError, match="attention_form='cudnn' cannot compute these rows, because this process has no"
-    ):
+    with pytest.raises(UserError, match="attention_form='cudnn' cannot run here, because this process has no"):
         jax.eval_shape(forward(config), *ModelDef(config).shapes(), rows([[[1, 2, 3]]], 4))
 
 
