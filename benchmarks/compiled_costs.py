@@ -33,7 +33,7 @@ Figures = dict[str, dict[str, Any]]
 
 class Case(NamedTuple):
     config: str
-    """Module and argument of get_config."""
+    """Module, and behind a colon the argument of get_config if there is one."""
     topology: str
     model: dict[str, Any]
     """What is changed in the network."""
@@ -44,8 +44,8 @@ class Case(NamedTuple):
 
 _ONCE = {"head_chunk": None, "expert_chunk": None, "vocab_size": 16_384}
 NETWORKS = {
-    "tiny": Case("tiny:", "", {"n_layers": 2, "scan_unroll": 1}, rows=16),
-    "qwen3": Case("qwen3_30b_a3b:", "", _ONCE | {"n_layers": 1}, length=4096),
+    "tiny": Case("tiny", "", {"n_layers": 2, "scan_unroll": 1}, rows=16),
+    "qwen3": Case("qwen3_30b_a3b", "", _ONCE | {"n_layers": 1}, length=4096),
     "kimi": Case("kimi_k2_5:4k", "", _ONCE | {"n_layers": 2, "n_experts": 32}, length=2048),
 }
 SLICES = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "tpu7x": "tpu7x:2x2x1"}

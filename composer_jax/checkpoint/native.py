@@ -39,14 +39,11 @@ def read_model_config(store: CheckpointStore) -> ModelConfig:
 
 def restore_weights(store: CheckpointStore, definition: ModelDef, mesh: Mesh | None) -> tuple[Params, Params]:
     """Restores (params, router_bias) of the latest step onto a mesh; None is the first device of this process."""
-    shapes = definition.shapes()
     if mesh is None:
         device = SingleDeviceSharding(jax.local_devices()[0])
-        shardings = jax.tree.map(lambda _: device, shapes)
+        place = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device)  # noqa: E731
+        params, bias = jax.tree.map(place, definition.shapes())
     else:
-        shardings = definition.shardings(mesh)
-    params, bias = jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes, shardings
-    )
+        params, bias = definition.abstract_weights(mesh)
     arrays, _ = store.restore(like={"params": params, "router_bias": bias})
     return arrays["params"], arrays["router_bias"]
