@@ -8,7 +8,7 @@ The calls are JAX's own primitives, bound here without JAX's public function aro
 without a GPU, keeps a float32 number per place, head and token for the backward pass, and in JAX 0.10.2 multiplies the
 offsets of keys by the heads of queries. This file keeps one number per head and token, the log-sum-exp of the logits.
 
-Attention sinks c are no operand of cuDNN. With logits z, their log-sum-exp l, l' = log(exp(l) + exp(c)) and cuDNN's
+cuDNN knows nothing of attention sinks c. With logits z, their log-sum-exp l, l' = log(exp(l) + exp(c)) and cuDNN's
 output o, the weights are P = exp(z - l') and the output is y = o exp(l - l'). cuDNN's backward pass takes the weights
 from the log-sum-exp, and dv = P dy and dz = P (dy v - dy y) from the output that it is given: with l' and y these are
 the gradients under sinks. A sink has the weight exp(c - l') and the value 0, so that dc = -sum exp(c - l') (dy y).

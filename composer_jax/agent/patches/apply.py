@@ -20,7 +20,7 @@ def apply_hunks(text: str, hunks: Sequence[Hunk]) -> str:
 
     A hunk is applied at its line number if its old lines are there, else at the only place behind the previous hunk
     where they are; hunks that all have line numbers are ordered by them. The text keeps its byte order mark unless the
-    old lines begin with it. Raises PatchError if there is no such place, or several; its sentence starts with "hunk N".
+    old lines begin with it. Raises PatchError unless there is exactly one place; its sentence starts with "hunk N".
     """
     mark = BOM if text.startswith(BOM) and not any(line.startswith(BOM) for hunk in hunks for line in hunk.old) else ""
     file = _PatchedText(text.removeprefix(mark))
