@@ -195,7 +195,7 @@ class MultiHeadLatentAttention(nnx.Module):
             # Whole entries serve as values, too: cutting off the rotary keys would copy the rest.
             return values_BTX[:, :, None], values_BTX[:, :, None], scales
 
-        y_latent = attend_cache(q_BSHX, cache, split, keys)[..., :r]
+        y_latent = attend_cache(q_BSHX, cache, split, keys, has_window=self.config.sliding_window is not None)[..., :r]
         y_BSHV = jnp.einsum("bshr,rhv->bshv", y_latent, v_up)
         return psum_tensor(project(y_BSHV, gather_param(self.out, dtype), precision, contracted=2, sharded="in"))
 

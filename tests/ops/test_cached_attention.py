@@ -72,16 +72,24 @@ def test_blocks_of_rows_and_pages_equal_one_row(size, sinks, dtype, window, rand
     position = np.arange(5 * PAGE)
     bias = additive_mask(jnp.asarray((position <= last[..., None]) & (position >= first[..., None])))
 
+    layer_cache = lambda entries, scales, layer: LayerCache(entries, scales, layer, jnp.asarray(tables), WIDTH)  # noqa: E731
+
     @jax.jit
-    def paged(entries, scales, layer):
-        return attend_cache(q, LayerCache(entries, scales, layer, jnp.asarray(tables), WIDTH), split, keys, sink)
+    def paged(*arrays):
+        return attend_cache(q, layer_cache(*arrays), split, keys, sink)
+
+    @jax.jit
+    def on_gpu(*arrays):
+        options = dict(split=split, size=cached_attention.CPU_BLOCK, all_blocks=True)
+        return cached_attention._attend_in_blocks(q, layer_cache(*arrays), keys, sink, **options)
 
     for layer in range(LAYERS):
         row = entries[layer][tables].reshape(B, 5 * PAGE, -1)[..., :WIDTH]
         row_scales = None if scales is None else jnp.asarray(scales[layer][tables].reshape(B, 5 * PAGE, -1))
         k, v, of_row = split(jnp.asarray(row), row_scales)
         expected = attend(q, k, v, bias, sink, of_row)
-        np.testing.assert_allclose(paged(entries, scales, layer), expected, rtol=1e-5, atol=1e-6)
+        for form in (paged, on_gpu):
+            np.testing.assert_allclose(form(entries, scales, layer), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("sinks", [False, True], ids=["plain", "sinks"])
