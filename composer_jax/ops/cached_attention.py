@@ -36,7 +36,7 @@ class BlockSize:
     queries: int
     """Most new tokens, at least one row of them."""
     n_bytes: int
-    """Bytes of entries and scores, at least one page of each row."""
+    """Bytes of entries, of keys and values where they are expanded, and of scores; at least one page of each row."""
 
 
 CPU_BLOCK, BLOCK = BlockSize(16, 1 << 20), BlockSize(1 << 20, 64 << 20)
@@ -95,6 +95,7 @@ def attend_cache(
     sinks_H: jax.Array | None = None,
     *,
     has_window: bool = False,
+    expanded_width: int = 0,
 ) -> jax.Array:
     """Returns softmax(q k^T) v over each query's range of keys in a layer's cache, [B,S,H,V].
 
@@ -105,10 +106,13 @@ def attend_cache(
       split: the keys and values in entries.
       has_window: whether queries attend to a window of their context in some layers. GPUs, too, then read only the
         blocks that a query attends to.
+      expanded_width: numbers of the keys and values of a token where `split` computes new ones; 0 where it takes parts
+        of the entry.
     """
     check_shapes(q_BSHX=(q_BSHX, jnp.floating), sinks_H=(sinks_H, jnp.float32))
     check_shapes(first_BS=(keys.first_BS, jnp.int32), last_BS=(keys.last_BS, jnp.int32))
-    on_cpu, elsewhere = (functools.partial(_attend_in_blocks, split=split, size=size) for size in (CPU_BLOCK, BLOCK))
+    form = functools.partial(_attend_in_blocks, split=split, expanded_width=expanded_width)
+    on_cpu, elsewhere = (functools.partial(form, size=size) for size in (CPU_BLOCK, BLOCK))
     on_gpu = functools.partial(elsewhere, all_blocks=q_BSHX.shape[1] == 1 and not has_window)
     return jax.lax.platform_dependent(q_BSHX, cache, keys, sinks_H, cpu=on_cpu, tpu=elsewhere, default=on_gpu)
 
@@ -121,12 +125,14 @@ def _attend_in_blocks(
     *,
     split: Split,
     size: BlockSize,
+    expanded_width: int = 0,
     all_blocks: bool = False,
 ) -> jax.Array:
     b, s, h, _ = q_BSHX.shape
     n_pages, page = cache.tables_BJ.shape[1], cache.entries_LZTX.shape[2]
     rows = max(r for r in range(1, max(1, min(b, size.queries // s)) + 1) if b % r == 0)
-    bytes_per_page = rows * page * (cache.width * cache.entries_LZTX.dtype.itemsize + s * h * 4)
+    bytes_per_key = cache.width * cache.entries_LZTX.dtype.itemsize + expanded_width * q_BSHX.dtype.itemsize + s * h * 4
+    bytes_per_page = rows * page * bytes_per_key
     n = min(n_pages, max(1, size.n_bytes // bytes_per_page))
     tables_BJ = jnp.pad(cache.tables_BJ, ((0, 0), (0, -n_pages % n)))
 

@@ -9,9 +9,11 @@ import pytest
 from flax import nnx
 
 from composer_jax.errors import UserError
+from composer_jax.models.cache import quantize
 from composer_jax.models.mla import MultiHeadLatentAttention
+from composer_jax.ops import cached_attention
 from composer_jax.ops.attention import Scales, additive_mask, attend
-from composer_jax.ops.cached_attention import KeyRange, LayerCache
+from composer_jax.ops.cached_attention import BlockSize, KeyRange, LayerCache
 from composer_jax.ops.packed_attention import AttentionMask
 from tests.models import reference
 from tests.models.small import relative_error, small
@@ -46,6 +48,56 @@ def test_decode_form_training_form_and_numpy_agree(q_lora_rank, attention_scale)
     weights = reference.to_numpy(nnx.to_pure_dict(nnx.state(attention, nnx.Param)))
     expected = np.stack([reference.attention(weights, row, config) for row in x])
     assert relative_error(naive, expected) < 1e-5
+
+
+@pytest.mark.parametrize(("precision", "cache_dtype"), [("none", "compute"), ("mxfp8", "compute"), ("none", "int8")])
+def test_many_tokens_expand_keys_and_values_and_give_what_the_absorbed_form_does(precision, cache_dtype, monkeypatch):
+    config = small(precision=precision, cache_dtype=cache_dtype)
+    attention = MultiHeadLatentAttention(config, rngs=nnx.Rngs(params=0))
+    positions = jnp.broadcast_to(jnp.arange(24), (2, 24))
+    x = jnp.asarray(RNG.standard_normal((2, 24, config.d_model)), jnp.float32)
+    keys = KeyRange(jnp.zeros_like(positions), positions)
+
+    def write(latents_BSX):
+        if cache_dtype == "compute":
+            return one_page(latents_BSX)
+        values, scales = quantize(latents_BSX, attention.cache_entry(config).groups)
+        return dataclasses.replace(one_page(values), scales_LZTG=scales[None])
+
+    assert attention.expands(24)
+    run = lambda: nnx.jit(lambda attention, x: attention.extend(x, positions, keys, write))(attention, x)  # noqa: E731
+    expanded = run()
+    monkeypatch.setattr(MultiHeadLatentAttention, "expands", lambda *_: False)
+    assert relative_error(expanded, run()) < 1e-5
+    training = nnx.jit(lambda attention, x: attention(x, positions, one_document(2, 24)))(attention, x)
+    assert relative_error(expanded, training) < (1e-5 if cache_dtype == "compute" else 0.05)
+
+
+def test_keys_and_values_are_expanded_for_a_block_of_pages_only(monkeypatch):
+    config, pages, length = small(), 64, 24
+    attention = MultiHeadLatentAttention(config, rngs=nnx.Rngs(params=0))
+    entries = jnp.asarray(RNG.standard_normal((1, pages, 8, 20)), jnp.float32)
+    positions = 8 * pages - length + jnp.arange(length)[None]
+    keys = KeyRange(jnp.zeros_like(positions), positions)
+    cache = LayerCache(entries, None, 0, jnp.asarray(RNG.permutation(pages))[None], 20)
+    x = jnp.asarray(RNG.standard_normal((1, length, config.d_model)), jnp.float32)
+    run = lambda: nnx.jit(lambda attention, x: attention.extend(x, positions, keys, lambda _: cache))  # noqa: E731
+    whole = run()(attention, x)
+    monkeypatch.setattr(cached_attention, "CPU_BLOCK", BlockSize(length, 1))
+    # What one page expands to, and no array of a whole context but the cache.
+    text = run().lower(attention, x).as_text()
+    keys_of = lambda tokens: f"tensor<1x{tokens}x{config.n_heads}x{config.qk_nope_dim + config.qk_rope_dim}xf32>"  # noqa: E731
+    assert keys_of(8) in text and keys_of(8 * pages) not in text
+    assert relative_error(run()(attention, x), whole) < 1e-5
+
+
+def test_k2_expands_from_158_tokens_on():
+    c = dict(kv_lora_rank=512, qk_rope_dim=64, qk_nope_dim=128, v_head_dim=128)
+    attention = MultiHeadLatentAttention(small(n_heads=2, d_model=8, **c), rngs=nnx.Rngs(params=0))
+    assert [n for n in range(1, 200) if attention.expands(n)] == list(range(158, 200))
+    for n in (157, 158):
+        absorbed, expanded = 2 * n * (512 + 64), n * (128 + 64 + 128) + 512 * (128 + 128)
+        assert (expanded < absorbed) == attention.expands(n)
 
 
 def test_decoding_needs_the_latents_only():
