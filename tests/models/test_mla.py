@@ -15,6 +15,7 @@ from composer_jax.ops import cached_attention
 from composer_jax.ops.attention import Scales, additive_mask, attend
 from composer_jax.ops.cached_attention import BlockSize, KeyRange, LayerCache
 from composer_jax.ops.packed_attention import AttentionMask
+from composer_jax.scale.costs import CostAssumptions, estimate_cost
 from tests.models import reference
 from tests.models.small import relative_error, small
 
@@ -91,13 +92,24 @@ def test_keys_and_values_are_expanded_for_a_block_of_pages_only(monkeypatch):
     assert relative_error(run()(attention, x), whole) < 1e-5
 
 
-def test_k2_expands_from_158_tokens_on():
-    c = dict(kv_lora_rank=512, qk_rope_dim=64, qk_nope_dim=128, v_head_dim=128)
-    attention = MultiHeadLatentAttention(small(n_heads=2, d_model=8, **c), rngs=nnx.Rngs(params=0))
-    assert [n for n in range(1, 200) if attention.expands(n)] == list(range(158, 200))
-    for n in (157, 158):
-        absorbed, expanded = 2 * n * (512 + 64), n * (128 + 64 + 128) + 512 * (128 + 128)
-        assert (expanded < absorbed) == attention.expands(n)
+@pytest.mark.parametrize(("tokens", "expands"), [(157, False), (158, True)])
+def test_k2_expands_as_soon_as_it_multiplies_less(tokens, expands, monkeypatch):
+    """By what a plan counts for both forms against a context of 256k tokens, for two of the heads."""
+    monkeypatch.setattr(cached_attention, "BLOCK", BlockSize(1 << 20, 1))  # which divides the context
+    widths = dict(kv_lora_rank=512, qk_rope_dim=64, qk_nope_dim=128, v_head_dim=128, n_heads=2)
+    attention = MultiHeadLatentAttention(small(**widths), rngs=nnx.Rngs(params=0))
+    shape = lambda *sizes, dtype=jnp.bfloat16: jax.ShapeDtypeStruct(sizes, dtype)  # noqa: E731
+    cache = LayerCache(shape(1, 4096, 64, 640), None, 0, shape(1, 4096, dtype=jnp.int32), 576)
+    keys = KeyRange(*[shape(1, tokens, dtype=jnp.int32)] * 2)
+    operands = (*(shape(1, tokens, 2, n) for n in (128, 64)), *[shape(512, 2, 128)] * 2, cache, keys)
+
+    def multiplications(form):
+        return estimate_cost(jax.make_jaxpr(form)(*operands), CostAssumptions({})).flops() / 2 / 2 / (4096 * 64)
+
+    absorbed, expanded = map(multiplications, (attention._attend_absorbed, attention._attend_expanded))
+    assert expanded == tokens * (128 + 64 + 128) + 512 * (128 + 128)
+    assert absorbed == pytest.approx(tokens * 2 * (512 + 64), rel=1e-2)  # and the queries' and outputs' projections
+    assert attention.expands(tokens) == (expanded < tokens * 2 * (512 + 64)) == expands
 
 
 def test_decoding_needs_the_latents_only():
