@@ -185,5 +185,5 @@ def _attend_rows(
     bounds = (0, n_blocks) if all_blocks else (first // block, -(-n_keys // block))
     with jax.named_scope(f"{AT_MOST}{n_blocks}"):
         _, total, y_BNQV = jax.lax.fori_loop(*bounds, add_block, start)
-    y_BNQV = jnp.where(total > 0, y_BNQV / total, 0).astype(q_BSHX.dtype)
-    return ungroup_outputs(y_BNQV, q_BSHX.shape[2] // q_BNQX.shape[1])
+    y_BSHV = ungroup_outputs((y_BNQV / total).astype(q_BSHX.dtype), q_BSHX.shape[2] // q_BNQX.shape[1])
+    return jnp.where(keys.last_BS[..., None, None] >= 0, y_BSHV, 0)

@@ -108,3 +108,17 @@ def test_pages_that_no_query_attends_to_are_not_read(sinks, random_cache, monkey
     )
     np.testing.assert_array_equal(of(jnp.asarray(poisoned)), of(jnp.asarray(entries)))
     np.testing.assert_array_equal(of(jnp.asarray(poisoned))[1], 0)
+
+
+@pytest.mark.parametrize("all_blocks", [False, True])
+@pytest.mark.parametrize("sinks", [None, jnp.ones(H)], ids=["plain", "sinks"])
+def test_padding_beside_a_context_gets_zeros(all_blocks, sinks, random_cache):
+    tables, new_cache = random_cache
+    entries, _ = new_cache("float32")
+    last = np.array([[7], [-1], [15]], np.int32)
+    options = dict(split=split, size=BlockSize(B, 1), all_blocks=all_blocks)
+    cache = LayerCache(jnp.asarray(entries), None, 0, jnp.asarray(tables), WIDTH)
+    q, keys = np.ones((B, 1, H, X), np.float32), KeyRange(np.zeros_like(last), last)
+    y = cached_attention._attend_in_blocks(q, cache, keys, sinks, **options)
+    np.testing.assert_array_equal(y[1], 0)
+    assert np.abs(y[0]).min() > 0
