@@ -134,6 +134,8 @@ def _attend_in_blocks(
     bytes_per_key = cache.width * cache.entries_LZTX.dtype.itemsize + expanded_width * q_BSHX.dtype.itemsize + s * h * 4
     bytes_per_page = rows * page * bytes_per_key
     n = min(n_pages, max(1, size.n_bytes // bytes_per_page))
+    if all_blocks:  # the same number of blocks, with less padding
+        n = -(-n_pages // -(-n_pages // n))
     tables_BJ = jnp.pad(cache.tables_BJ, ((0, 0), (0, -n_pages % n)))
 
     def attend_rows(inputs: tuple[jax.Array, jax.Array, KeyRange]) -> jax.Array:
