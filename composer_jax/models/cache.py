@@ -79,7 +79,7 @@ class CachePlaces(NamedTuple):
     """Where the tokens of a call lie in the cache."""
 
     page_BS: jax.Array
-    """int32; a page that does not exist for tokens that are not written."""
+    """int32; for tokens that are not written, pages that do not exist, each another one: no two places are equal."""
     offset_BS: jax.Array
     """int32: place in the page."""
 
@@ -132,13 +132,15 @@ def find_places(
     check_shapes(tables_BJ=(tables_BJ, jnp.integer), positions_BS=(positions_BS, jnp.integer), real_BS=(real_BS, bool))
     number_BS, offset_BS = jnp.divmod(positions_BS, cache.page_size)
     page_BS = jnp.take_along_axis(tables_BJ, number_BS, axis=1, mode="clip")
-    return CachePlaces(jnp.where(real_BS, page_BS, len(cache.tokens_ZT)), offset_BS)
+    beyond_BS = len(cache.tokens_ZT) + jnp.arange(real_BS.size, dtype=page_BS.dtype).reshape(real_BS.shape)
+    return CachePlaces(jnp.where(real_BS, page_BS, beyond_BS), offset_BS)
 
 
 def write_tokens(cache: Cache[jax.Array], tokens_BS: jax.Array, places: CachePlaces) -> Cache[jax.Array]:
     """Writes tokens at their places."""
     check_shapes(tokens_BS=(tokens_BS, jnp.integer), page_BS=(places.page_BS, jnp.integer))
-    return cache._replace(tokens_ZT=cache.tokens_ZT.at[places.page_BS, places.offset_BS].set(tokens_BS, mode="drop"))
+    at = cache.tokens_ZT.at[places.page_BS, places.offset_BS]
+    return cache._replace(tokens_ZT=at.set(tokens_BS, mode="drop", unique_indices=True))
 
 
 def read_tokens(cache: Cache[jax.Array], tables_BJ: jax.Array, positions_BS: jax.Array) -> jax.Array:
@@ -182,22 +184,29 @@ def write_layer(
 
 
 def _put(array_LZTX: jax.Array, layer: jax.Array, new_BSX: jax.Array, places: CachePlaces) -> jax.Array:
-    """Writes new tokens of one layer, padded to the width of the array."""
+    """Writes new tokens of one layer, padded to its width. Those of a page that does not exist are dropped.
+
+    XLA's scatter for CPUs is in place and as fast as the tiles for float32 and int8. For 16-bit floats it converts the
+    whole array to float32 and back in every layer; the loop over tiles is slower still.
+    """
     padding = array_LZTX.shape[-1] - new_BSX.shape[-1]
     new_BSX = jnp.pad(new_BSX, ((0, 0), (0, 0), (0, padding))).astype(array_LZTX.dtype)
-    if new_BSX.shape[1] == 1:
-        return _put_token(array_LZTX, layer, new_BSX[:, 0], places.page_BS[:, 0], places.offset_BS[:, 0])
-    return array_LZTX.at[layer, places.page_BS, places.offset_BS].set(new_BSX, mode="drop")
+    tiles = _put_in_tiles if new_BSX.shape[1] == 1 else _scatter
+    return jax.lax.platform_dependent(array_LZTX, layer, new_BSX, places, tpu=tiles, default=_scatter)
 
 
-def _put_token(
-    array_LZTX: jax.Array, layer: jax.Array, new_BX: jax.Array, page_B: jax.Array, offset_B: jax.Array
-) -> jax.Array:
-    """Writes one token of each row, row by row; those of a page that does not exist are dropped.
+def _scatter(array_LZTX: jax.Array, layer: jax.Array, new_BSX: jax.Array, places: CachePlaces) -> jax.Array:
+    at = array_LZTX.at[layer, places.page_BS, places.offset_BS]
+    return at.set(new_BSX, mode="drop", unique_indices=True)
+
+
+def _put_in_tiles(array_LZTX: jax.Array, layer: jax.Array, new_B1X: jax.Array, places: CachePlaces) -> jax.Array:
+    """The form for one token of each row on TPUs, row by row.
 
     Each write replaces the whole TILE that holds the token: a scatter of 8-bit numbers, or a write smaller than a TPU
     tile, makes the TPU rearrange the whole array twice for every layer and token.
     """
+    new_BX, page_B, offset_B = (a[:, 0] for a in (new_B1X, *places))
     n_layers, n_pages, page_size, width = array_LZTX.shape
     size = math.gcd(page_size, TILE)
 

@@ -132,7 +132,9 @@ class GroupedQueryAttention(nnx.Module):
             rows = values_BTX.shape[:2]
             return keys.reshape(*rows, n, x), values.reshape(*rows, n, v_width), scales
 
-        return self._output(attend_cache(self._queries(x_BSD, angles), write(flat), split, keys, self._sinks()))
+        has_window = self.config.sliding_window is not None
+        q_BSHX = self._queries(x_BSD, angles)
+        return self._output(attend_cache(q_BSHX, write(flat), split, keys, self._sinks(), has_window=has_window))
 
     def _whole_row(self, x_BSD: jax.Array, positions_BS: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Returns the queries of this device's positions, and keys and values of the whole row."""

@@ -5,8 +5,9 @@
     v = c W_v_up
     q = [q_nope | rope(q_rope)] = x W_q        or RMSNorm(x W_q_down) W_q with a query rank
 
-Two forms of the same function: `__call__` expands keys and values (training); `extend` keeps the latent in a cache and
-absorbs W_k_up into the query and W_v_up into the output (decoding: R + P floats per token instead of H (K + P + V)).
+Forms of the same function: `__call__` expands keys and values (training); `extend` keeps the latent in a cache (R + P
+floats per token instead of H (K + P + V)). For few new tokens it absorbs W_k_up into the query and W_v_up into the
+output (decoding); for many it expands the keys and values of a block of the cache at a time (prefill).
 """
 
 import functools
@@ -170,10 +171,13 @@ class MultiHeadLatentAttention(nnx.Module):
     def extend(
         self, x_BSD: jax.Array, positions_BS: jax.Array, keys: KeyRange, write: Callable[[jax.Array], LayerCache]
     ) -> jax.Array:
-        """Decode form with absorbed projections. `write` stores the new latents [B,S,R+P].
+        """Decode form: against the cache, in which `write` stores the new latents [B,S,R+P].
+
+        Few tokens per row are computed with absorbed projections, many against keys and values that are expanded from
+        the latents, one block of pages after the other (`expands`).
 
         With a precision, the cache holds the rounded latents that the training form multiplies with the rounded W_k_up
-        and W_v_up. So both forms round the same numbers, although they multiply them in another order.
+        and W_v_up. So all forms round the same numbers, although they multiply them in another order.
         """
         dtype, r, precision = x_BSD.dtype, self.rank, self.config.precision
         cos, sin = self.angles(positions_BS)
@@ -184,20 +188,73 @@ class MultiHeadLatentAttention(nnx.Module):
             entries_BSX = jnp.concatenate([rounded, entries_BSX[..., r:]], axis=-1)
         cache = write(entries_BSX)
         k_up, v_up = (fake_quantize(gather_param(up, dtype), 0, precision) for up in (self.k_up, self.v_up))
+        attend = self._attend_expanded if self.expands(x_BSD.shape[1]) else self._attend_absorbed
+        y_BSHV = attend(q_nope, q_rope, k_up, v_up, cache, keys)
+        return psum_tensor(project(y_BSHV, gather_param(self.out, dtype), precision, contracted=2, sharded="in"))
+
+    def expands(self, n_tokens: int) -> bool:
+        """Returns whether `extend` expands keys and values for n_tokens new tokens per row.
+
+        Multiplications per head and key of a long context, for S tokens:
+            absorbed   2 S (R + P)                      whole entries are keys and values
+            expanded   S (K + P + V) + R (K + V)        the second term expands the key and the value once
+        With K2's widths (512, 64, 128, 128) the expanded form has fewer from 158 tokens on, and 3.6 times fewer in the
+        limit.
+        """
+        c, r = self.config, self.rank
+        absorbed, expanded = 2 * (r + c.qk_rope_dim), c.qk_nope_dim + c.qk_rope_dim + c.v_head_dim
+        return n_tokens * (absorbed - expanded) > r * (c.qk_nope_dim + c.v_head_dim)
+
+    def _attend_absorbed(
+        self,
+        q_nope: jax.Array,
+        q_rope: jax.Array,
+        k_up: jax.Array,
+        v_up: jax.Array,
+        cache: LayerCache,
+        keys: KeyRange,
+    ) -> jax.Array:
+        """Returns the weighted values [B,S,H,V], with W_k_up in the queries and W_v_up after the sum."""
+        r, c = self.rank, self.config
         q_latent = jnp.einsum("bshk,rhk->bshr", q_nope, k_up)
-        q_BSHX = jnp.concatenate([q_latent, q_rope], axis=-1) * self.config.logit_scale
+        q_BSHX = jnp.concatenate([q_latent, q_rope], axis=-1) * c.logit_scale
 
         def split(values_BTX: jax.Array, scales_BTG: jax.Array | None):
             scales = None
             if scales_BTG is not None:
                 of_latent, of_rope = jnp.split(scales_BTG, 2, axis=-1)
-                scales = Scales((r, self.config.qk_rope_dim), (of_latent, of_rope), of_latent)
+                scales = Scales((r, c.qk_rope_dim), (of_latent, of_rope), of_latent)
             # Whole entries serve as values, too: cutting off the rotary keys would copy the rest.
             return values_BTX[:, :, None], values_BTX[:, :, None], scales
 
-        y_latent = attend_cache(q_BSHX, cache, split, keys)[..., :r]
-        y_BSHV = jnp.einsum("bshr,rhv->bshv", y_latent, v_up)
-        return psum_tensor(project(y_BSHV, gather_param(self.out, dtype), precision, contracted=2, sharded="in"))
+        y_latent = attend_cache(q_BSHX, cache, split, keys, has_window=c.sliding_window is not None)[..., :r]
+        return jnp.einsum("bshr,rhv->bshv", y_latent, v_up)
+
+    def _attend_expanded(
+        self,
+        q_nope: jax.Array,
+        q_rope: jax.Array,
+        k_up: jax.Array,
+        v_up: jax.Array,
+        cache: LayerCache,
+        keys: KeyRange,
+    ) -> jax.Array:
+        """Returns what `_attend_absorbed` does, from the keys and values that the latents of a block expand to."""
+        c, dtype = self.config, q_nope.dtype
+        q_BSHX = jnp.concatenate([q_nope, q_rope], axis=-1) * c.logit_scale
+
+        def expand(values_BTX: jax.Array, scales_BTG: jax.Array | None):
+            parts = jnp.split(values_BTX, [self.rank], axis=-1)
+            if scales_BTG is not None:
+                parts = [part * scale for part, scale in zip(parts, jnp.split(scales_BTG, 2, axis=-1), strict=True)]
+            c_BTR, k_rope = (part.astype(dtype) for part in parts)
+            k_nope, v_BTHV = (jnp.einsum("btr,rhk->bthk", c_BTR, up) for up in (k_up, v_up))
+            shared = jnp.broadcast_to(k_rope[:, :, None], (*k_nope.shape[:3], k_rope.shape[-1]))
+            return jnp.concatenate([k_nope, shared], axis=-1), v_BTHV, None
+
+        width = q_BSHX.shape[2] * (q_BSHX.shape[3] + v_up.shape[2])
+        has_window = c.sliding_window is not None
+        return attend_cache(q_BSHX, cache, expand, keys, has_window=has_window, expanded_width=width)
 
 
 def _sum_heads(

@@ -4,6 +4,9 @@ The softmax is normalised at the end, with a running maximum and a running sum (
 2018, arXiv 1805.02867; FlashAttention, arXiv 2205.14135, algorithm 1). A block is used while it is in the processor's
 cache, and a row's context is never copied as a whole. Blocks that no query of the rows attends to are not read, so the
 work follows the longest context among the rows of a block: put contexts of similar lengths beside each other.
+
+On GPUs the host reads the bounds of such a loop, in every layer. There one new token per row is computed in a fixed
+number of blocks, those of the whole page table: give it a table that is little longer than the longest context.
 """
 
 import dataclasses
@@ -33,7 +36,7 @@ class BlockSize:
     queries: int
     """Most new tokens, at least one row of them."""
     n_bytes: int
-    """Bytes of entries and scores, at least one page of each row."""
+    """Bytes of entries, of keys and values where they are expanded, and of scores; at least one page of each row."""
 
 
 CPU_BLOCK, BLOCK = BlockSize(16, 1 << 20), BlockSize(1 << 20, 64 << 20)
@@ -85,7 +88,14 @@ Split = Callable[[jax.Array, jax.Array | None], tuple[jax.Array, jax.Array, Scal
 
 
 def attend_cache(
-    q_BSHX: jax.Array, cache: LayerCache, split: Split, keys: KeyRange, sinks_H: jax.Array | None = None
+    q_BSHX: jax.Array,
+    cache: LayerCache,
+    split: Split,
+    keys: KeyRange,
+    sinks_H: jax.Array | None = None,
+    *,
+    has_window: bool = False,
+    expanded_width: int = 0,
 ) -> jax.Array:
     """Returns softmax(q k^T) v over each query's range of keys in a layer's cache, [B,S,H,V].
 
@@ -94,11 +104,17 @@ def attend_cache(
     Args:
       q_BSHX: queries, already multiplied by the logit scale.
       split: the keys and values in entries.
+      has_window: whether queries attend to a window of their context in some layers. GPUs, too, then read only the
+        blocks that a query attends to.
+      expanded_width: numbers of the keys and values of a token where `split` computes new ones; 0 where it takes parts
+        of the entry.
     """
     check_shapes(q_BSHX=(q_BSHX, jnp.floating), sinks_H=(sinks_H, jnp.float32))
     check_shapes(first_BS=(keys.first_BS, jnp.int32), last_BS=(keys.last_BS, jnp.int32))
-    on_cpu, elsewhere = (functools.partial(_attend_in_blocks, split=split, size=size) for size in (CPU_BLOCK, BLOCK))
-    return jax.lax.platform_dependent(q_BSHX, cache, keys, sinks_H, cpu=on_cpu, default=elsewhere)
+    form = functools.partial(_attend_in_blocks, split=split, expanded_width=expanded_width)
+    on_cpu, elsewhere = (functools.partial(form, size=size) for size in (CPU_BLOCK, BLOCK))
+    on_gpu = functools.partial(elsewhere, all_blocks=q_BSHX.shape[1] == 1 and not has_window)
+    return jax.lax.platform_dependent(q_BSHX, cache, keys, sinks_H, cpu=on_cpu, tpu=elsewhere, default=on_gpu)
 
 
 def _attend_in_blocks(
@@ -109,17 +125,22 @@ def _attend_in_blocks(
     *,
     split: Split,
     size: BlockSize,
+    expanded_width: int = 0,
+    all_blocks: bool = False,
 ) -> jax.Array:
     b, s, h, _ = q_BSHX.shape
     n_pages, page = cache.tables_BJ.shape[1], cache.entries_LZTX.shape[2]
     rows = max(r for r in range(1, max(1, min(b, size.queries // s)) + 1) if b % r == 0)
-    bytes_per_page = rows * page * (cache.width * cache.entries_LZTX.dtype.itemsize + s * h * 4)
+    bytes_per_key = cache.width * cache.entries_LZTX.dtype.itemsize + expanded_width * q_BSHX.dtype.itemsize + s * h * 4
+    bytes_per_page = rows * page * bytes_per_key
     n = min(n_pages, max(1, size.n_bytes // bytes_per_page))
+    if all_blocks:  # the same number of blocks, with less padding
+        n = -(-n_pages // -(-n_pages // n))
     tables_BJ = jnp.pad(cache.tables_BJ, ((0, 0), (0, -n_pages % n)))
 
     def attend_rows(inputs: tuple[jax.Array, jax.Array, KeyRange]) -> jax.Array:
         q, tables, keys = inputs
-        return _attend_rows(q, dataclasses.replace(cache, tables_BJ=tables), split, keys, sinks_H, n)
+        return _attend_rows(q, dataclasses.replace(cache, tables_BJ=tables), split, keys, sinks_H, n, all_blocks)
 
     by_rows = jax.tree.map(lambda x: x.reshape(b // rows, rows, *x.shape[1:]), (q_BSHX, tables_BJ, keys))
     y = jax.lax.map(attend_rows, by_rows)
@@ -127,9 +148,15 @@ def _attend_in_blocks(
 
 
 def _attend_rows(
-    q_BSHX: jax.Array, cache: LayerCache, split: Split, keys: KeyRange, sinks_H: jax.Array | None, n: int
+    q_BSHX: jax.Array,
+    cache: LayerCache,
+    split: Split,
+    keys: KeyRange,
+    sinks_H: jax.Array | None,
+    n: int,
+    all_blocks: bool,
 ) -> jax.Array:
-    """`attend_cache` in blocks of n pages, which divide the pages of a row."""
+    """`attend_cache` in blocks of n pages, which divide the pages of a row: all of them, or those with keys."""
     block = n * cache.entries_LZTX.shape[2]
     _, v_BTNV, _ = jax.eval_shape(lambda: split(*cache.read(0, n)))
     q_BNQX = group_queries(q_BSHX, v_BTNV.shape[2])
@@ -155,9 +182,10 @@ def _attend_rows(
         sinks = group_sinks(sinks_H, q_BNQX.shape[1], q_BSHX.shape[1])
         largest, total = jnp.broadcast_to(sinks, column), jnp.ones(column)
     start = largest, total, jnp.zeros((*column[:3], v_BTNV.shape[-1]))
-    n_keys = keys.last_BS.max() + 1
+    n_blocks, n_keys = cache.tables_BJ.shape[1] // n, keys.last_BS.max() + 1
     first = jnp.where(keys.last_BS >= 0, keys.first_BS, n_keys).min()
-    with jax.named_scope(f"{AT_MOST}{cache.tables_BJ.shape[1] // n}"):
-        _, total, y_BNQV = jax.lax.fori_loop(first // block, -(-n_keys // block), add_block, start)
-    y_BNQV = jnp.where(total > 0, y_BNQV / total, 0).astype(q_BSHX.dtype)
-    return ungroup_outputs(y_BNQV, q_BSHX.shape[2] // q_BNQX.shape[1])
+    bounds = (0, n_blocks) if all_blocks else (first // block, -(-n_keys // block))
+    with jax.named_scope(f"{AT_MOST}{n_blocks}"):
+        _, total, y_BNQV = jax.lax.fori_loop(*bounds, add_block, start)
+    y_BSHV = ungroup_outputs((y_BNQV / total).astype(q_BSHX.dtype), q_BSHX.shape[2] // q_BNQX.shape[1])
+    return jnp.where(keys.last_BS[..., None, None] >= 0, y_BSHV, 0)

@@ -10,6 +10,9 @@ on a CPU one block after the other, on a GPU a block of every group at once (ops
 `python -m benchmarks.grouped_matmul` measures it.
 """
 
+import functools
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -24,16 +27,21 @@ BLOCK, SMALLEST_BLOCK = 128, 8
 a group. In between, a block has twice the rows of an average group."""
 
 
-def grouped_matmul(x_TD: jax.Array, w_EDF: jax.Array, sizes_E: jax.Array) -> jax.Array:
+def grouped_matmul(
+    x_TD: jax.Array, w_EDF: jax.Array, sizes_E: jax.Array, most_per_group: int | None = None
+) -> jax.Array:
     """Returns the product of every row with the matrix of its group, [T,F] in the promoted dtype of both.
 
     Args:
       x_TD: rows, sorted by group. Rows without a group must be finite, in x and in the gradient of the result.
       w_EDF: one matrix per group.
       sizes_E: int32, rows in each group; the sum is at most T.
+      most_per_group: no group has more rows. None: any group may have all of them.
     """
     check_shapes(x_TD=(x_TD, jnp.floating), w_EDF=(w_EDF, jnp.floating), sizes_E=(sizes_E, jnp.int32))
-    forms = dict(tpu=jax.lax.ragged_dot, cpu=blocked, default=rounds)
+    forms: dict[str, Callable[..., jax.Array]] = dict(
+        tpu=jax.lax.ragged_dot, cpu=blocked, default=functools.partial(rounds, most_per_group=most_per_group)
+    )
     if hopper_grouped_matmul.supports(x_TD, w_EDF):
         forms["cuda"] = hopper_grouped_matmul.hopper
     return jax.lax.platform_dependent(*match_vma(x_TD, w_EDF, sizes_E), **forms)

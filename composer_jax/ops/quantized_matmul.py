@@ -70,36 +70,38 @@ def _matmul_backward(forward, saved, dy_TF):
 _matmul.defvjp(lambda forward, *operands: (_matmul(forward, *operands), operands), _matmul_backward)
 
 
-def quantized_grouped_matmul(x_TD: jax.Array, w_EDF: jax.Array, sizes_E: jax.Array, precision: Precision) -> jax.Array:
+def quantized_grouped_matmul(
+    x_TD: jax.Array, w_EDF: jax.Array, sizes_E: jax.Array, precision: Precision, most_per_group: int | None = None
+) -> jax.Array:
     """Returns Q(x) times the matrix Q(w) of each row's group, [T,F] in the dtype of x.
 
     Arguments are those of ops/grouped_matmul.py: grouped_matmul, and `precision` is Q, "mxfp8" or "nvfp4".
     """
     check_shapes(x_TD=(x_TD, jnp.floating), w_EDF=(w_EDF, jnp.floating), sizes_E=(sizes_E, jnp.int32))
-    return _grouped(_Forward(precision), *match_vma(x_TD, w_EDF, sizes_E))
+    return _grouped(_Forward(precision), most_per_group, *match_vma(x_TD, w_EDF, sizes_E))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _grouped(forward: _Forward, x_TD: jax.Array, w_EDF: jax.Array, sizes_E: jax.Array) -> jax.Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _grouped(forward: _Forward, most: int | None, x_TD: jax.Array, w_EDF: jax.Array, sizes_E: jax.Array) -> jax.Array:
     x, w = forward.quantize(x_TD, 1), forward.quantize(w_EDF, 1)
-    y_TF = grouped_matmul(x.values, w.values, sizes_E)
+    y_TF = grouped_matmul(x.values, w.values, sizes_E, most)
     if forward.precision == "nvfp4":
         group_T = _groups(sizes_E, len(x_TD))
         y_TF = y_TF * x.scale * w.scale[:, 0].at[group_T].get(mode="clip")
     return y_TF.astype(x_TD.dtype)
 
 
-def _grouped_backward(forward, saved, dy_TF):
+def _grouped_backward(forward, most, saved, dy_TF):
     x_TD, w_EDF, sizes_E = saved
     x, w, dy = (a.astype(jnp.float32) for a in (x_TD, w_EDF, dy_TF))
-    dx = grouped_matmul(fake_mxfp8(dy, 1), fake_mxfp8(w, 2).swapaxes(1, 2), sizes_E)
+    dx = grouped_matmul(fake_mxfp8(dy, 1), fake_mxfp8(w, 2).swapaxes(1, 2), sizes_E, most)
     # The product is linear in w, so its gradient does not depend on which w it is taken at.
     x, dy = (round_mxfp8(a, _group_block_amax(a, sizes_E)) for a in (x, dy))
-    _, transpose = jax.vjp(lambda w: grouped_matmul(x, w, sizes_E), w)
+    _, transpose = jax.vjp(lambda w: grouped_matmul(x, w, sizes_E, most), w)
     return dx.astype(x_TD.dtype), transpose(dy)[0].astype(w_EDF.dtype), None
 
 
-_grouped.defvjp(lambda forward, *operands: (_grouped(forward, *operands), operands), _grouped_backward)
+_grouped.defvjp(lambda forward, most, *operands: (_grouped(forward, most, *operands), operands), _grouped_backward)
 
 
 def _group_block_amax(x_TD: jax.Array, sizes_E: jax.Array) -> jax.Array:

@@ -33,6 +33,8 @@ from composer_jax.sampler.weight_checksums import ChecksumProgram, WeightChecksu
 
 FEWEST_ROWS = 8
 """Of decode calls, unless the config says otherwise; a call with fewer takes as long."""
+SHORTEST_CONTEXT = 1024
+"""Tokens of the shortest page table of a decode call on GPUs; reading shorter ones saves little."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +91,7 @@ class Runner:
         self.definition, self.mesh, self.limits = definition, mesh, limits
         page = limits.page_size
         self._table_length = -(-config.max_model_len // page)
+        self._decode_tables = decode_tables(self._table_length, page, mesh.devices.flat[0].platform)
         decode_rows = config.decode_rows or [r for r in (limits.rows // 4, limits.rows // 2) if r >= FEWEST_ROWS]
         self._decode_rows = (*sorted(r for r in decode_rows if r < limits.rows), limits.rows)
         prefill, routing, end = prefill_program(definition, mesh), routing_program(mesh), tuple(end_tokens)
@@ -175,8 +178,9 @@ class Runner:
             for scores in kinds
         ]
         calls += [
-            functools.partial(self._call_decode, [], rows, drafts, is_processed)
+            functools.partial(self._call_decode, [], (rows, pages), drafts, is_processed)
             for rows in self._decode_rows
+            for pages in self._decode_tables
             for drafts in ([None, []] if self._draft_tokens else [None])
             for is_processed in kinds
         ]
@@ -252,7 +256,9 @@ class Runner:
           and with config.drafts="mtp" goes on with drafts of its own.
         """
         processed = not all(r.params.unprocessed for r in requests)
-        return self._call_decode(requests, self.decode_rows([r.row for r in requests]), drafts, processed)
+        pages = _smallest_fitting(self._decode_tables, max(len(r.row.pages) for r in requests))
+        shape = self.decode_rows([r.row for r in requests]), pages
+        return self._call_decode(requests, shape, drafts, processed)
 
     def decode_rows(self, sequences: Sequence[SequenceState]) -> int:
         """Returns the rows per shard of the program that decodes these sequences."""
@@ -260,14 +266,20 @@ class Runner:
         return _smallest_fitting(self._decode_rows, max(by_shard))
 
     def _call_decode(
-        self, requests: Sequence[RowRequest], rows: int, drafts: Sequence[list[int]] | None, processed: bool
+        self,
+        requests: Sequence[RowRequest],
+        shape: tuple[int, int],
+        drafts: Sequence[list[int]] | None,
+        processed: bool,
     ) -> list[NewTokens]:
+        """Makes a decode call of shape (rows per shard, pages of a row)."""
+        rows, pages = shape
         places = self._places([r.row for r in requests], rows)
         n = self.limits.shards * rows
         token, position, budget, top_k, n_top = np.zeros((5, n), np.int32)
         temperature, top_p = np.ones((2, n), np.float32)
         min_p = np.zeros(n, np.float32)
-        seed, tables = np.zeros(n, np.uint32), np.zeros((n, self._table_length), np.int32)
+        seed, tables = np.zeros(n, np.uint32), np.zeros((n, pages), np.int32)
         for place, r in zip(places, requests, strict=True):
             token[place], position[place], budget[place] = r.row.tokens[-1], len(r.row.tokens) - 1, r.row.budget
             temperature[place], top_p[place] = r.params.temperature, r.params.top_p
@@ -312,6 +324,18 @@ class Runner:
             filled[shard] += 1
         assert max(filled) <= rows, f"{max(filled)} sequences of one shard in a call of {rows} rows"
         return places
+
+
+def decode_tables(longest: int, page_size: int, platform: str) -> tuple[int, ...]:
+    """Returns the pages of a row in decode calls, ascending: those of the longest context and, on GPUs, halves of it.
+
+    A GPU's decode step reads the whole table (ops/cached_attention.py), and with halves at most twice the longest
+    context of the call. Elsewhere a step reads as far as the contexts reach.
+    """
+    tables = [longest]
+    while platform == "gpu" and tables[0] * page_size > SHORTEST_CONTEXT:
+        tables.insert(0, -(-tables[0] // 2))
+    return tuple(tables)
 
 
 def _new_tokens(places: Sequence[int], requests: Sequence[RowRequest], out: DecodedTokens) -> list[NewTokens]:

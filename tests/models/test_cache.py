@@ -7,8 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from composer_jax.models import cache as cache_module
 from composer_jax.models.attention_kinds import attention_kind
-from composer_jax.models.cache import Cache, init_cache, quantize
+from composer_jax.models.cache import (
+    Cache,
+    CachePlaces,
+    find_places,
+    init_cache,
+    quantize,
+    write_layer,
+    write_routing,
+)
 from composer_jax.models.model_def import ModelDef
 from composer_jax.models.rope import Llama3Rope
 from tests.models.small import GROUPED_QUERY, LLAMA, forward, random_weights, relative_error, rows, small
@@ -130,6 +139,48 @@ def test_a_single_token_is_written_at_its_position_or_dropped(model):
     for array in (after.entries_LZTX, after.scales_LZTG):
         written = np.abs(in_order(array, 1)).max(-1) > 0
         assert not written[:, 0].any() and written[:, 1, -1].all() and not written[:, 1, :-1].any()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_writes_of_gpus_and_tpus_are_equal(dtype):
+    rng = np.random.default_rng(0)
+    before = jnp.asarray(rng.integers(-99, 99, (2, 6, 8, 3)), dtype)
+    new = jnp.asarray(rng.integers(-99, 99, (4, 1, 3)), dtype)
+    # Two rows write into one page, the last two have no page.
+    places = CachePlaces(jnp.array([[4], [4], [6], [7]], jnp.int32), jnp.array([[7], [2], [0], [0]], jnp.int32))
+    expected = np.array(before)
+    expected[1, 4, [7, 2]] = new[:2, 0]
+    for form in (cache_module._scatter, cache_module._put_in_tiles):
+        np.testing.assert_array_equal(jax.jit(form)(before, jnp.int32(1), new, places), expected)
+
+
+def test_tokens_that_are_not_written_have_places_of_their_own():
+    """A scatter with unique_indices may do anything with two equal places."""
+    tables, real = jnp.zeros((2, 3), jnp.int32), jnp.array([[True, False], [False, False]])
+    places = find_places(init_cache(small(), PAGES, PAGE), tables, jnp.array([[5, 6], [5, 6]]), real)
+    assert places.page_BS[0, 0] == 0 and places.offset_BS[0, 0] == 1
+    beyond = np.asarray(places.page_BS).ravel()[1:]
+    assert beyond.min() >= PAGES and len(set(beyond)) == 3
+
+
+@pytest.mark.parametrize("cache_dtype", ["compute", "int8"])
+@pytest.mark.parametrize("length", [1, 3])
+def test_a_gpu_writes_with_one_scatter_per_array(cache_dtype, length):
+    config = small(n_mtp_modules=0, cache_dtype=cache_dtype, cache_routing=True, **GROUPED_QUERY)
+
+    def write(cache, places):
+        groups = attention_kind(config).cache_entry(config).groups
+        new = jnp.ones((2, length, sum(groups)))
+        cache, _ = write_layer(cache, jnp.int32(0), new, places, TABLES, groups)
+        return write_routing(cache, jnp.ones((config.n_moe_layers, 2, length, config.experts_per_token), int), places)
+
+    places = CachePlaces(*jnp.zeros((2, 2, length), jnp.int32))
+    traced = jax.jit(write).trace(init_cache(config, PAGES, PAGE), places)
+    gpu, tpu = (traced.lower(lowering_platforms=(name,)).as_text() for name in ("cuda", "tpu"))
+    scatters = 2 if cache_dtype == "compute" else 3
+    assert gpu.count('"stablehlo.scatter"(') == gpu.count("unique_indices = true") == scatters
+    assert "stablehlo.while" not in gpu
+    assert tpu.count("stablehlo.while") == (scatters if length == 1 else 0)
 
 
 def test_the_cache_holds_one_latent_per_token_and_layer(model):

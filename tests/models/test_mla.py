@@ -9,10 +9,13 @@ import pytest
 from flax import nnx
 
 from composer_jax.errors import UserError
+from composer_jax.models.cache import quantize
 from composer_jax.models.mla import MultiHeadLatentAttention
+from composer_jax.ops import cached_attention
 from composer_jax.ops.attention import Scales, additive_mask, attend
-from composer_jax.ops.cached_attention import KeyRange, LayerCache
+from composer_jax.ops.cached_attention import BlockSize, KeyRange, LayerCache
 from composer_jax.ops.packed_attention import AttentionMask
+from composer_jax.scale.costs import CostAssumptions, estimate_cost
 from tests.models import reference
 from tests.models.small import relative_error, small
 
@@ -46,6 +49,67 @@ def test_decode_form_training_form_and_numpy_agree(q_lora_rank, attention_scale)
     weights = reference.to_numpy(nnx.to_pure_dict(nnx.state(attention, nnx.Param)))
     expected = np.stack([reference.attention(weights, row, config) for row in x])
     assert relative_error(naive, expected) < 1e-5
+
+
+@pytest.mark.parametrize(("precision", "cache_dtype"), [("none", "compute"), ("mxfp8", "compute"), ("none", "int8")])
+def test_many_tokens_expand_keys_and_values_and_give_what_the_absorbed_form_does(precision, cache_dtype, monkeypatch):
+    config = small(precision=precision, cache_dtype=cache_dtype)
+    attention = MultiHeadLatentAttention(config, rngs=nnx.Rngs(params=0))
+    positions = jnp.broadcast_to(jnp.arange(24), (2, 24))
+    x = jnp.asarray(RNG.standard_normal((2, 24, config.d_model)), jnp.float32)
+    keys = KeyRange(jnp.zeros_like(positions), positions)
+
+    def write(latents_BSX):
+        if cache_dtype == "compute":
+            return one_page(latents_BSX)
+        values, scales = quantize(latents_BSX, attention.cache_entry(config).groups)
+        return dataclasses.replace(one_page(values), scales_LZTG=scales[None])
+
+    assert attention.expands(24)
+    run = lambda: nnx.jit(lambda attention, x: attention.extend(x, positions, keys, write))(attention, x)  # noqa: E731
+    expanded = run()
+    monkeypatch.setattr(MultiHeadLatentAttention, "expands", lambda *_: False)
+    assert relative_error(expanded, run()) < 1e-5
+    training = nnx.jit(lambda attention, x: attention(x, positions, one_document(2, 24)))(attention, x)
+    assert relative_error(expanded, training) < (1e-5 if cache_dtype == "compute" else 0.05)
+
+
+def test_keys_and_values_are_expanded_for_a_block_of_pages_only(monkeypatch):
+    config, pages, length = small(), 64, 24
+    attention = MultiHeadLatentAttention(config, rngs=nnx.Rngs(params=0))
+    entries = jnp.asarray(RNG.standard_normal((1, pages, 8, 20)), jnp.float32)
+    positions = 8 * pages - length + jnp.arange(length)[None]
+    keys = KeyRange(jnp.zeros_like(positions), positions)
+    cache = LayerCache(entries, None, 0, jnp.asarray(RNG.permutation(pages))[None], 20)
+    x = jnp.asarray(RNG.standard_normal((1, length, config.d_model)), jnp.float32)
+    run = lambda: nnx.jit(lambda attention, x: attention.extend(x, positions, keys, lambda _: cache))  # noqa: E731
+    whole = run()(attention, x)
+    monkeypatch.setattr(cached_attention, "CPU_BLOCK", BlockSize(length, 1))
+    # What one page expands to, and no array of a whole context but the cache.
+    text = run().lower(attention, x).as_text()
+    keys_of = lambda tokens: f"tensor<1x{tokens}x{config.n_heads}x{config.qk_nope_dim + config.qk_rope_dim}xf32>"  # noqa: E731
+    assert keys_of(8) in text and keys_of(8 * pages) not in text
+    assert relative_error(run()(attention, x), whole) < 1e-5
+
+
+@pytest.mark.parametrize(("tokens", "expands"), [(157, False), (158, True)])
+def test_k2_expands_as_soon_as_it_multiplies_less(tokens, expands, monkeypatch):
+    """By what a plan counts for both forms against a context of 256k tokens, for two of the heads."""
+    monkeypatch.setattr(cached_attention, "BLOCK", BlockSize(1 << 20, 1))  # which divides the context
+    widths = dict(kv_lora_rank=512, qk_rope_dim=64, qk_nope_dim=128, v_head_dim=128, n_heads=2)
+    attention = MultiHeadLatentAttention(small(**widths), rngs=nnx.Rngs(params=0))
+    shape = lambda *sizes, dtype=jnp.bfloat16: jax.ShapeDtypeStruct(sizes, dtype)  # noqa: E731
+    cache = LayerCache(shape(1, 4096, 64, 640), None, 0, shape(1, 4096, dtype=jnp.int32), 576)
+    keys = KeyRange(*[shape(1, tokens, dtype=jnp.int32)] * 2)
+    operands = (*(shape(1, tokens, 2, n) for n in (128, 64)), *[shape(512, 2, 128)] * 2, cache, keys)
+
+    def multiplications(form):
+        return estimate_cost(jax.make_jaxpr(form)(*operands), CostAssumptions({})).flops() / 2 / 2 / (4096 * 64)
+
+    absorbed, expanded = map(multiplications, (attention._attend_absorbed, attention._attend_expanded))
+    assert expanded == tokens * (128 + 64 + 128) + 512 * (128 + 128)
+    assert absorbed == pytest.approx(tokens * 2 * (512 + 64), rel=1e-2)  # and the queries' and outputs' projections
+    assert attention.expands(tokens) == (expanded < tokens * 2 * (512 + 64)) == expands
 
 
 def test_decoding_needs_the_latents_only():

@@ -72,16 +72,24 @@ def test_blocks_of_rows_and_pages_equal_one_row(size, sinks, dtype, window, rand
     position = np.arange(5 * PAGE)
     bias = additive_mask(jnp.asarray((position <= last[..., None]) & (position >= first[..., None])))
 
+    layer_cache = lambda entries, scales, layer: LayerCache(entries, scales, layer, jnp.asarray(tables), WIDTH)  # noqa: E731
+
     @jax.jit
-    def paged(entries, scales, layer):
-        return attend_cache(q, LayerCache(entries, scales, layer, jnp.asarray(tables), WIDTH), split, keys, sink)
+    def paged(*arrays):
+        return attend_cache(q, layer_cache(*arrays), split, keys, sink)
+
+    @jax.jit
+    def on_gpu(*arrays):
+        options = dict(split=split, size=cached_attention.CPU_BLOCK, all_blocks=True)
+        return cached_attention._attend_in_blocks(q, layer_cache(*arrays), keys, sink, **options)
 
     for layer in range(LAYERS):
         row = entries[layer][tables].reshape(B, 5 * PAGE, -1)[..., :WIDTH]
         row_scales = None if scales is None else jnp.asarray(scales[layer][tables].reshape(B, 5 * PAGE, -1))
         k, v, of_row = split(jnp.asarray(row), row_scales)
         expected = attend(q, k, v, bias, sink, of_row)
-        np.testing.assert_allclose(paged(entries, scales, layer), expected, rtol=1e-5, atol=1e-6)
+        for form in (paged, on_gpu):
+            np.testing.assert_allclose(form(entries, scales, layer), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("sinks", [False, True], ids=["plain", "sinks"])
@@ -100,3 +108,17 @@ def test_pages_that_no_query_attends_to_are_not_read(sinks, random_cache, monkey
     )
     np.testing.assert_array_equal(of(jnp.asarray(poisoned)), of(jnp.asarray(entries)))
     np.testing.assert_array_equal(of(jnp.asarray(poisoned))[1], 0)
+
+
+@pytest.mark.parametrize("all_blocks", [False, True])
+@pytest.mark.parametrize("sinks", [None, jnp.ones(H)], ids=["plain", "sinks"])
+def test_padding_beside_a_context_gets_zeros(all_blocks, sinks, random_cache):
+    tables, new_cache = random_cache
+    entries, _ = new_cache("float32")
+    last = np.array([[7], [-1], [15]], np.int32)
+    options = dict(split=split, size=BlockSize(B, 1), all_blocks=all_blocks)
+    cache = LayerCache(jnp.asarray(entries), None, 0, jnp.asarray(tables), WIDTH)
+    q, keys = np.ones((B, 1, H, X), np.float32), KeyRange(np.zeros_like(last), last)
+    y = cached_attention._attend_in_blocks(q, cache, keys, sinks, **options)
+    np.testing.assert_array_equal(y[1], 0)
+    assert np.abs(y[0]).min() > 0

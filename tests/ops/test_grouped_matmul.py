@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from composer_jax.ops.group_rounds import rounds
+from composer_jax.ops.group_rounds import MOST_IN_ONE_ROUND, rounds
 from composer_jax.ops.grouped_matmul import BLOCK, blocked, grouped_matmul
 from tests.models.small import relative_error
 
@@ -93,12 +93,30 @@ def test_bfloat16_is_accumulated_in_float32(form):
 
 
 def test_a_cpu_multiplies_block_after_block_a_gpu_a_block_of_every_group_and_a_tpu_runs_ragged_dot():
-    shapes = [jax.ShapeDtypeStruct(s, t) for s, t in (((64, D), "float32"), ((3, D, F), "float32"), ((3,), "int32"))]
+    shapes = [jax.ShapeDtypeStruct(s, t) for s, t in (((512, D), "float32"), ((3, D, F), "float32"), ((3,), "int32"))]
     traced = jax.jit(grouped_matmul).trace(*shapes)
     cpu, gpu, tpu = (traced.lower(lowering_platforms=(name,)).as_text() for name in ("cpu", "cuda", "tpu"))
     assert "batching_dims" in gpu and "while" in gpu and "ragged_dot" not in gpu
     assert "batching_dims" not in cpu and "while" in cpu and "ragged_dot" not in cpu
     assert "ragged_dot" in tpu and "while" not in tpu
+
+
+@pytest.mark.parametrize("most", [40, MOST_IN_ONE_ROUND])
+def test_a_gpu_takes_one_round_without_a_loop_where_no_group_has_many_rows(most):
+    rows, sizes = 3 * MOST_IN_ONE_ROUND, np.array([40, 0, 1, 17], np.int32)
+    rng = np.random.default_rng(most)
+    x, dy = (rng.standard_normal((rows, n)).astype(np.float32) for n in (D, F))
+    w = rng.standard_normal((len(sizes), D, F)).astype(np.float32)
+    form = partial(rounds, most_per_group=most)
+    for a, b in zip(ours(form, x, w, sizes, dy), loop(x, w, sizes, dy), strict=True):
+        assert relative_error(a, b) < 1e-5
+
+    def lowered(most):
+        gradients = jax.jit(lambda *operands: jax.vjp(partial(grouped_matmul, most_per_group=most), *operands)[1](dy))
+        return gradients.trace(x, w, sizes).lower(lowering_platforms=("cuda",)).as_text()
+
+    assert "stablehlo.while" not in lowered(most)
+    assert "stablehlo.while" in lowered(None)
 
 
 @FORMS

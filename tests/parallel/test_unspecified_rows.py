@@ -42,8 +42,14 @@ def arrays(*shapes):
     return [jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in shapes]
 
 
+def random_ids():
+    """Different ones for each token; -1 is padding, E and E + 1 are another device's."""
+    rng = np.random.default_rng(1)
+    return np.stack([rng.permutation(np.arange(-1, E + 2))[:K] for _ in range(T)])
+
+
 def chosen_experts(x, gates, experts):
-    ids = np.random.default_rng(1).integers(-1, E + 2, (T, K))  # -1 is padding, E and E + 1 are another device's
+    ids = random_ids()
     return compute.compute_chosen_experts(x, ids, gates, experts, swiglu)
 
 
@@ -52,7 +58,7 @@ def experts_of_rows(x, gates, experts):
 
 
 def experts_in_rounds(x, gates, experts):
-    ids = np.random.default_rng(1).integers(-1, E + 2, (T, K))
+    ids = random_ids()
     return compute_in_rounds(x, ids, gates, experts, swiglu, rows=16)
 
 
@@ -68,9 +74,11 @@ def test_values_and_gradients_do_not_depend_on_what_products_leave_there(monkeyp
 
     expected = jax.jit(value_and_gradients)()
     for module in (compute, quantized_matmul):
-        monkeypatch.setattr(module, "grouped_matmul", product_that_leaves_nan)
+        monkeypatch.setattr(
+            module, "grouped_matmul", lambda x, w, sizes, *_, **__: product_that_leaves_nan(x, w, sizes)
+        )
     actual = jax.jit(lambda: value_and_gradients())()
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), actual, expected)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), actual, expected)
 
 
 def selects(f, *operands):

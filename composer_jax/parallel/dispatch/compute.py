@@ -64,7 +64,8 @@ def compute_chosen_experts(
     gates_N1 = permute_tokens(
         gates_Tk.reshape(-1, 1), rows.order_N, *(a.reshape(-1, 1) for a in (inverse_Tk, valid_Tk))
     )
-    y_ND = compute_sorted(x_ND, rows.ids_N, rows.sizes_E, experts, activation, gates_N1[:, 0])
+    most = len(x_TD)  # the choices of a token differ
+    y_ND = compute_sorted(x_ND, rows.ids_N, rows.sizes_E, experts, activation, gates_N1[:, 0], most_per_expert=most)
     return unpermute_tokens(y_ND, rows.order_N, inverse_Tk, valid_Tk)
 
 
@@ -105,10 +106,12 @@ def compute_sorted(
     experts: Experts,
     activation: Activation,
     gates_N: jax.Array | None = None,
+    most_per_expert: int | None = None,
 ) -> jax.Array:
     """Computes the expert of every sorted row times its gate.
 
-    In the last rows, where ids_N is E', the result and the gradients of x_ND and gates_N may be anything, also NaN.
+    In the last rows, where ids_N is E', the result and the gradients of x_ND and gates_N may be anything, also NaN. No
+    expert has more than most_per_expert rows (None: not known).
 
     The gate multiplies the hidden values before the last product. Its gradient then needs no output, and a backward
     pass that recomputes the hidden values skips that product.
@@ -116,7 +119,7 @@ def compute_sorted(
     product = grouped_matmul
     if experts.precision != "none":
         product = functools.partial(quantized_grouped_matmul, precision=experts.precision)
-    gate, up = (product(x_ND, w, sizes_E) for w in (experts.gate_EDF, experts.up_EDF))
+    gate, up = (product(x_ND, w, sizes_E, most_per_group=most_per_expert) for w in (experts.gate_EDF, experts.up_EDF))
     down_bias = None
     if experts.biases is not None:
         # The last rows, with id E', have a bias of zeros.
@@ -128,7 +131,7 @@ def compute_sorted(
     hidden = activation(gate, up)
     if gates_N is not None:
         hidden = hidden * gates_N[:, None]
-    y_ND = product(hidden, experts.down_EFD, sizes_E)
+    y_ND = product(hidden, experts.down_EFD, sizes_E, most_per_group=most_per_expert)
     if down_bias is None:
         return y_ND
     return y_ND + (down_bias if gates_N is None else down_bias * gates_N[:, None])

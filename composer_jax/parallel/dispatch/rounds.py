@@ -37,7 +37,7 @@ def _rounds(activation, rows, x_TD, ids_Tk, gates_Tk, experts):
 
     def add_round(start, y_TD):
         part = _select_round(sorted_rows, start, rows, ids_Tk.shape[1])
-        y_RD = _compute(activation, part, x_TD[part.tokens], part.gates(gates_Tk), experts)
+        y_RD = _compute(activation, part, len(x_TD), x_TD[part.tokens], part.gates(gates_Tk), experts)
         return y_TD.at[part.tokens].add(part.select(y_RD))
 
     y_TD = pcast_varying(jnp.zeros(x_TD.shape, jnp.float32), varying_axes(x_TD))
@@ -51,7 +51,7 @@ def _backward(activation, rows, operands, dy_TD):
     def add_round(start, gradients):
         dx_TD, dgates_N, dexperts = gradients
         part = _select_round(sorted_rows, start, rows, ids_Tk.shape[1])
-        compute = functools.partial(_compute, activation, part)
+        compute = functools.partial(_compute, activation, part, len(x_TD))
         _, transpose = jax.vjp(compute, x_TD[part.tokens], part.gates(gates_Tk), experts)
         dx_RD, dgates_R, dexperts_round = transpose(dy_TD[part.tokens])
         return (
@@ -110,5 +110,6 @@ def _loop(add_round, all_rows: SortedRows, count: int, carry):
         return jax.lax.while_loop(lambda s: s[0] < end, lambda s: (s[0] + count, add_round(*s)), state)[1]
 
 
-def _compute(activation, part: _Round, x_RD: jax.Array, gates_R: jax.Array, experts: Experts) -> jax.Array:
-    return compute_sorted(x_RD, part.ids, part.sizes_E, experts, activation, gates_R)
+def _compute(activation, part: _Round, tokens: int, x_RD: jax.Array, gates_R: jax.Array, experts: Experts) -> jax.Array:
+    # The choices of a token differ.
+    return compute_sorted(x_RD, part.ids, part.sizes_E, experts, activation, gates_R, most_per_expert=tokens)

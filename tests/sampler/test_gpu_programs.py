@@ -1,0 +1,95 @@
+"""A decode call for GPUs: no loop inside a step has bounds that the host reads, and page tables come in few lengths."""
+
+import dataclasses
+import functools
+import re
+
+import jax
+import numpy as np
+import pytest
+
+from composer_jax.models.cache import abstract_cache
+from composer_jax.models.model_def import ModelDef
+from composer_jax.parallel.mesh import make_mesh
+from composer_jax.sampler import runner
+from composer_jax.sampler.decode import DecodeRows
+from composer_jax.sampler.programs import decode_program
+from composer_jax.sampler.runner import SHORTEST_CONTEXT, decode_tables
+from tests.compilations import compiles_nothing
+from tests.models.small import GROUPED_QUERY, small
+from tests.sampler.conversations import assert_same, run_all
+
+SIZES = dict(n_mtp_modules=0, n_layers=3, dispatch="ring")
+WINDOWED = small(**SIZES | GROUPED_QUERY)
+NETWORKS = {
+    "latent": small(**SIZES),
+    "grouped_query": dataclasses.replace(WINDOWED, sliding_window=None, full_attention_every=1),
+    "windowed": WINDOWED,
+}
+ROWS, PAGE, PAGES = 64, 16, 64 * 16
+
+
+@functools.cache
+def loops(network: str, platform: str) -> list[str]:
+    """The conditions of all loops of a decode call, lowered."""
+    config = dataclasses.replace(NETWORKS[network], max_context=PAGE * PAGES // ROWS)
+    mesh, definition = make_mesh(jax.local_devices()[:1]), ModelDef(config)
+    rows = DecodeRows(*[jax.ShapeDtypeStruct((ROWS,), t) for t in (np.int32, np.int32, np.int32, np.uint32)], None)
+    rows = rows._replace(tables_BJ=jax.ShapeDtypeStruct((ROWS, PAGES // ROWS), np.int32))
+    program = decode_program(definition, mesh, 8, (0,), processed=False)
+    cache = abstract_cache(config, mesh, PAGES, PAGE)
+    text = (
+        program.trace(*definition.abstract_weights(mesh), cache, *rows).lower(lowering_platforms=(platform,)).as_text()
+    )
+    assert text.count("stablehlo.while(") > 1
+    conditions = re.findall(r"cond \{\n(.*?)\n\s*stablehlo\.return", text, re.DOTALL)
+    assert len(conditions) == text.count("stablehlo.while(")
+    return conditions
+
+
+def read_by_host(conditions: list[str]) -> list[str]:
+    """Those whose bound is not a constant of the program."""
+    constant = r"\s*%c\w* = stablehlo\.constant .*\n\s*%\d+ = stablehlo\.compare LT, %iterArg\w*, %c\w*, .*"
+    return [text for text in conditions if not re.fullmatch(constant, text)]
+
+
+@pytest.mark.parametrize("network", ["latent", "grouped_query"])
+def test_only_the_loop_over_new_tokens_is_read_by_the_host(network):
+    """It ends when all rows have; those over layers and blocks have constant bounds."""
+    assert len(read_by_host(loops(network, "cuda"))) == 1
+    assert len(read_by_host(loops(network, "tpu"))) > 1
+
+
+def test_a_gpu_reads_no_blocks_before_a_window():
+    """At the price of loops that the host reads: one for each of the two runs of layers."""
+    assert WINDOWED.sliding_window is not None
+    assert len(read_by_host(loops("windowed", "cuda"))) == 3
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"), [(512, [8]), (1024, [16]), (4096, [16, 32, 64]), (4160, [9, 17, 33, 65])]
+)
+def test_page_tables_are_halves_of_the_longest_on_gpus_only(tokens, expected):
+    page = SHORTEST_CONTEXT // 16
+    lengths = decode_tables(tokens // page, page, "gpu")
+    assert list(lengths) == expected
+    for platform in ("cpu", "tpu"):
+        assert decode_tables(tokens // page, page, platform) == (tokens // page,)
+
+
+def test_conversations_do_not_depend_on_the_lengths_of_page_tables(sampler, new_sampler, monkeypatch):
+    seeds, lengths = range(300, 306), set()
+    expected = run_all(sampler, seeds)
+    monkeypatch.setattr(runner, "decode_tables", lambda longest, *_: (2, 3, longest))
+    several = new_sampler()
+    call = several._runner._call_decode
+
+    def record(requests, shape, *arguments):
+        lengths.add(shape[1])
+        return call(requests, shape, *arguments)
+
+    monkeypatch.setattr(several._runner, "_call_decode", record)
+    several.warm_up()
+    with compiles_nothing():
+        assert_same(run_all(several, seeds), expected)
+    assert len(lengths) > 1
