@@ -79,15 +79,16 @@ class MixtureOfExperts(nnx.Module):
         activation = swiglu if limit is None else clamped_swiglu(limit)
         dispatch_kind = find_dispatch(config.dispatch)
 
-        def dispatch(experts: Experts, x_TD: jax.Array, ids_Tk: jax.Array, gates_Tk: jax.Array):
+        def dispatch(experts: Experts, x_TD: jax.Array, mask_T: jax.Array, ids_Tk: jax.Array, gates_Tk: jax.Array):
+            # Padding, also that of the last chunk, is sent to no expert (-1): it takes no capacity from tokens, and an
+            # expert has no more rows than there are tokens.
+            ids_Tk = jnp.where(mask_T[:, None], ids_Tk, -1)
             y_TD, dropped = dispatch_kind(
                 x_TD, ids_Tk, gates_Tk, experts, activation, capacity_factor=config.capacity_factor
             )
             return y_TD, dropped[None]
 
-        # Padding is sent to no expert (-1), so that it takes no capacity from tokens.
-        ids_Tk = jnp.where(token_mask_BS.reshape(-1, 1), routing.ids_Tk, -1)
-        tokens = x_TD, ids_Tk, routing.gates_Tk.astype(x_TD.dtype)
+        tokens = x_TD, token_mask_BS.reshape(-1), routing.ids_Tk, routing.gates_Tk.astype(x_TD.dtype)
         y_TD, dropped = map_chunks(dispatch, config.expert_chunk, experts, *tokens)
         if self.config.n_shared_experts:
             y_TD = y_TD + self.shared(x_TD)

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from composer_jax.models import moe
 from composer_jax.models.moe import MixtureOfExperts
+from composer_jax.parallel.dispatch import Dispatch
 from tests.models import reference
 from tests.models.small import relative_error, small
 
@@ -46,6 +48,18 @@ def test_counts_leave_padding_out_and_add_up():
         expected[reference.chosen_experts(scores, BIAS, config)] += 1
     np.testing.assert_array_equal(load.counts_E, expected)
     assert load.counts_E.sum() == real.sum() * config.experts_per_token
+
+
+def test_padding_of_tokens_and_of_chunks_is_sent_to_no_expert(monkeypatch):
+    def drop_all(x_TD, ids_Tk, *_, **__):
+        return x_TD, (ids_Tk >= 0).sum(dtype=jnp.float32)
+
+    monkeypatch.setattr(moe, "find_dispatch", lambda _: Dispatch(drop_all, may_drop=True))
+    config = small(expert_chunk=7)
+    layer, _ = layer_and_weights(config)
+    real = np.arange(9) < np.array([[6], [9]])
+    _, load = nnx.jit(lambda *inputs: layer(*inputs))(jnp.ones((2, 9, config.d_model)), jnp.asarray(real))
+    assert load.dropped == real.sum() * config.experts_per_token
 
 
 def test_gradients_reach_the_chosen_experts_only():
