@@ -18,7 +18,8 @@ class RouterReplay(NamedTuple):
 
     ids: jax.Array
     """Integer [...,k]: the experts of each token, of the whole network [B,S,L,k], of a layer [B,S,k] or flat [T,k]. A
-    negative number leaves the choice to the router."""
+    negative number leaves the choice to the router, and so does an expert that the token has already, because the
+    choices of a token differ (parallel/dispatch/contract.py)."""
     plausibility: float
     """A replayed expert is dropped if its score is below this times the lowest score of the router's own choice, and
     the best expert of that choice takes its place (Composer 2, arXiv 2603.24477; the factor is not published). 0 drops
@@ -33,7 +34,7 @@ class ReplayStats(NamedTuple):
     foreign: jax.Array
     """Those of them that the router would not have made."""
     filtered: jax.Array
-    """Those of them that were dropped as implausible."""
+    """Those of them that were dropped, as implausible or as repeated."""
 
 
 class ReplayedChoice(NamedTuple):
@@ -68,7 +69,8 @@ def replay_experts(own_Tk: jax.Array, scores_TE: jax.Array, replay: RouterReplay
     score = lambda ids: jnp.take_along_axis(scores_TE, ids, axis=-1)  # noqa: E731
     replayed_Tk = ids_Tk >= 0
     least_T1 = replay.plausibility * score(own_Tk).min(-1, keepdims=True)
-    kept_Tk = replayed_Tk & (score(jnp.maximum(ids_Tk, 0)) >= least_T1)
+    repeated_Tk = jnp.tril(ids_Tk[:, :, None] == ids_Tk[:, None, :], -1).any(-1)
+    kept_Tk = replayed_Tk & ~repeated_Tk & (score(jnp.maximum(ids_Tk, 0)) >= least_T1)
     is_own_Tkk = ids_Tk[:, :, None] == own_Tk[:, None, :]  # [T, replayed, own]
     unused_Tk = ~(kept_Tk[:, :, None] & is_own_Tkk).any(1)
     # The i-th free place takes the i-th unused expert of the router's choice; there are at least as many as places.

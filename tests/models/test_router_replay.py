@@ -51,6 +51,17 @@ def test_the_experts_are_those_of_a_loop_over_tokens(plausibility):
     assert (stats.filtered > 0) == (plausibility > 0)
 
 
+def test_a_repeated_expert_leaves_its_place_to_the_routers_choice():
+    """The choices of a token differ (parallel/dispatch/contract.py), whatever routes come with it."""
+    scores = np.array([[0.1, 0.9, 0.2, 0.8, 0.7, 0.3, 0.4, 0.5]] * 4, np.float32)
+    own = np.array([[1, 3, 4]] * 4, np.int32)
+    ids = np.array([[0, 0, 0], [5, -1, 5], [3, 3, 1], [4, 1, 3]], np.int16)
+    actual = replay_experts(own, scores, RouterReplay(ids, 0.0))
+    np.testing.assert_array_equal(actual.ids_Tk, [[0, 1, 3], [5, 1, 3], [3, 4, 1], [4, 1, 3]])
+    stats = actual.count(jnp.ones(4, bool))
+    assert (stats.replayed, stats.filtered) == (11, 4)
+
+
 @pytest.mark.parametrize("changes", [{}, {"router_scores": "softmax", "normalise_gates": False}], ids=str)
 def test_gates_are_the_routers_own_scores_of_the_replayed_experts(changes):
     config = small(**changes)
