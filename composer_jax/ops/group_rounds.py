@@ -98,7 +98,10 @@ def _accumulate(
 
     start = pcast_varying(jnp.int32(0), varying_axes(sizes_E)), pcast_varying(total, varying_axes(x_TD))
     if block >= most:
-        return step(start)[1]
+        first, total = start
+        if most < rows:  # a larger group would lose rows
+            total = jnp.where(sizes_E.max() > most, jnp.nan, total)
+        return step((first, total))[1]
     largest = sizes_E.max()
     return jax.lax.while_loop(lambda carry: carry[0] < largest, step, start)[1]
 

@@ -36,7 +36,8 @@ def grouped_matmul(
       x_TD: rows, sorted by group. Rows without a group must be finite, in x and in the gradient of the result.
       w_EDF: one matrix per group.
       sizes_E: int32, rows in each group; the sum is at most T.
-      most_per_group: no group has more rows. None: any group may have all of them.
+      most_per_group: no group has more rows; where a GPU relies on it and one has, the result is NaN. None: any group
+        may have all of them.
     """
     check_shapes(x_TD=(x_TD, jnp.floating), w_EDF=(w_EDF, jnp.floating), sizes_E=(sizes_E, jnp.int32))
     forms: dict[str, Callable[..., jax.Array]] = dict(

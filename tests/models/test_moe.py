@@ -8,7 +8,10 @@ from flax import nnx
 
 from composer_jax.models import moe
 from composer_jax.models.moe import MixtureOfExperts
-from composer_jax.parallel.dispatch import Dispatch
+from composer_jax.models.router_replay import RouterReplay
+from composer_jax.ops.group_rounds import rounds
+from composer_jax.ops.grouped_matmul import blocked
+from composer_jax.parallel.dispatch import Dispatch, compute
 from tests.models import reference
 from tests.models.small import relative_error, small
 
@@ -60,6 +63,23 @@ def test_padding_of_tokens_and_of_chunks_is_sent_to_no_expert(monkeypatch):
     real = np.arange(9) < np.array([[6], [9]])
     _, load = nnx.jit(lambda *inputs: layer(*inputs))(jnp.ones((2, 9, config.d_model)), jnp.asarray(real))
     assert load.dropped == real.sum() * config.experts_per_token
+
+
+@pytest.mark.parametrize("chunk", [None, 7])
+def test_a_gpus_only_round_holds_all_rows_whatever_routes_padding_and_tokens_replay(chunk, monkeypatch):
+    """Where the choices of a token differ, an expert has no more rows than there are tokens."""
+    config = small(dispatch="ring", expert_chunk=chunk)
+    layer, _ = layer_and_weights(config)
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((2, 9, config.d_model)), jnp.float32)
+    real = np.arange(9) < np.array([[3], [9]])
+    replay = RouterReplay(jnp.where(real[..., None], jnp.array([1, 1, -1]), 0), 0.0)  # what nobody recorded is zeros
+
+    def output(form):
+        monkeypatch.setattr(compute, "grouped_matmul", form)
+        return nnx.jit(lambda layer, x: layer(x, jnp.asarray(real), replay)[0])(layer, x)
+
+    expected = output(lambda *operands, **_: blocked(*operands))
+    assert relative_error(output(rounds), expected) < 1e-5
 
 
 def test_gradients_reach_the_chosen_experts_only():

@@ -119,6 +119,15 @@ def test_a_gpu_takes_one_round_without_a_loop_where_no_group_has_many_rows(most)
     assert "stablehlo.while" in lowered(None)
 
 
+def test_a_group_of_more_rows_than_a_gpu_was_told_gives_nan_instead_of_losing_rows():
+    x, w, dy = np.ones((20, D), np.float32), np.ones((2, D, F), np.float32), np.ones((20, F), np.float32)
+    form = partial(rounds, most_per_group=9)
+    for sizes, is_wrong in ([9, 9], False), ([0, 10], True):
+        y, dx, dw = ours(form, x, w, np.array(sizes, np.int32), dy)
+        rows = slice(sum(sizes))
+        assert [np.isnan(a).any() for a in (y[rows], dx[rows], dw)] == [is_wrong] * 3
+
+
 @FORMS
 @pytest.mark.parametrize("rows", [1, 3])
 def test_fewer_rows_than_a_block(form, rows):

@@ -64,7 +64,7 @@ def compute_chosen_experts(
     gates_N1 = permute_tokens(
         gates_Tk.reshape(-1, 1), rows.order_N, *(a.reshape(-1, 1) for a in (inverse_Tk, valid_Tk))
     )
-    most = len(x_TD)  # the choices of a token differ
+    most = len(x_TD)  # the choices of a token differ (contract.py)
     y_ND = compute_sorted(x_ND, rows.ids_N, rows.sizes_E, experts, activation, gates_N1[:, 0], most_per_expert=most)
     return unpermute_tokens(y_ND, rows.order_N, inverse_Tk, valid_Tk)
 

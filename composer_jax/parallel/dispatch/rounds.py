@@ -111,5 +111,5 @@ def _loop(add_round, all_rows: SortedRows, count: int, carry):
 
 
 def _compute(activation, part: _Round, tokens: int, x_RD: jax.Array, gates_R: jax.Array, experts: Experts) -> jax.Array:
-    # The choices of a token differ.
+    # The choices of a token differ (contract.py).
     return compute_sorted(x_RD, part.ids, part.sizes_E, experts, activation, gates_R, most_per_expert=tokens)
