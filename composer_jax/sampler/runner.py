@@ -91,7 +91,8 @@ class Runner:
         self.definition, self.mesh, self.limits = definition, mesh, limits
         page = limits.page_size
         self._table_length = -(-config.max_model_len // page)
-        self._decode_tables = decode_tables(self._table_length, page, mesh.devices.flat[0].platform)
+        platform, has_window = mesh.devices.flat[0].platform, definition.config.sliding_window is not None
+        self._decode_tables = decode_tables(self._table_length, page, platform, has_window=has_window)
         decode_rows = config.decode_rows or [r for r in (limits.rows // 4, limits.rows // 2) if r >= FEWEST_ROWS]
         self._decode_rows = (*sorted(r for r in decode_rows if r < limits.rows), limits.rows)
         prefill, routing, end = prefill_program(definition, mesh), routing_program(mesh), tuple(end_tokens)
@@ -180,8 +181,8 @@ class Runner:
         calls += [
             functools.partial(self._call_decode, [], (rows, pages), drafts, is_processed)
             for rows in self._decode_rows
-            for pages in self._decode_tables
             for drafts in ([None, []] if self._draft_tokens else [None])
+            for pages in self._table_lengths(drafts)
             for is_processed in kinds
         ]
         if self.definition.config.cache_routing:
@@ -256,9 +257,14 @@ class Runner:
           and with config.drafts="mtp" goes on with drafts of its own.
         """
         processed = not all(r.params.unprocessed for r in requests)
-        pages = _smallest_fitting(self._decode_tables, max(len(r.row.pages) for r in requests))
+        pages = _smallest_fitting(self._table_lengths(drafts), max(len(r.row.pages) for r in requests))
         shape = self.decode_rows([r.row for r in requests]), pages
         return self._call_decode(requests, shape, drafts, processed)
+
+    def _table_lengths(self, drafts: Sequence[list[int]] | None) -> tuple[int, ...]:
+        """Returns the pages of a row in decode calls; calls without a step of one token per row have the longest."""
+        is_step_of_one = drafts is None or self.definition.config.cache_mtp
+        return self._decode_tables if is_step_of_one else self._decode_tables[-1:]
 
     def decode_rows(self, sequences: Sequence[SequenceState]) -> int:
         """Returns the rows per shard of the program that decodes these sequences."""
@@ -326,14 +332,14 @@ class Runner:
         return places
 
 
-def decode_tables(longest: int, page_size: int, platform: str) -> tuple[int, ...]:
+def decode_tables(longest: int, page_size: int, platform: str, *, has_window: bool) -> tuple[int, ...]:
     """Returns the pages of a row in decode calls, ascending: those of the longest context and, on GPUs, halves of it.
 
     A GPU's decode step reads the whole table (ops/cached_attention.py), and with halves at most twice the longest
-    context of the call. Elsewhere a step reads as far as the contexts reach.
+    context of the call. Elsewhere, and in networks with a sliding window, a step reads as far as the contexts reach.
     """
     tables = [longest]
-    while platform == "gpu" and tables[0] * page_size > SHORTEST_CONTEXT:
+    while platform == "gpu" and not has_window and tables[0] * page_size > SHORTEST_CONTEXT:
         tables.insert(0, -(-tables[0] // 2))
     return tuple(tables)
 

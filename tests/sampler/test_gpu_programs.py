@@ -71,16 +71,25 @@ def test_a_gpu_reads_no_blocks_before_a_window():
 )
 def test_page_tables_are_halves_of_the_longest_on_gpus_only(tokens, expected):
     page = SHORTEST_CONTEXT // 16
-    lengths = decode_tables(tokens // page, page, "gpu")
+    lengths = decode_tables(tokens // page, page, "gpu", has_window=False)
     assert list(lengths) == expected
-    for platform in ("cpu", "tpu"):
-        assert decode_tables(tokens // page, page, platform) == (tokens // page,)
+    for platform, has_window in (("cpu", False), ("tpu", False), ("gpu", True)):
+        assert decode_tables(tokens // page, page, platform, has_window=has_window) == (tokens // page,)
+
+
+def test_calls_that_only_verify_drafts_have_the_longest_table(new_sampler, monkeypatch):
+    """They read as far as the contexts reach, so shorter ones would be programs to compile for nothing."""
+    monkeypatch.setattr(runner, "decode_tables", lambda longest, *_, **__: (2, 3, longest))
+    calls = new_sampler(drafts="prompt_lookup", draft_tokens=3)._runner.warm_up_calls(processed=False)
+    decoding = [call.args for call in calls if call.func.__name__ == "_call_decode"]
+    lengths = lambda verifies: {pages for _, (_, pages), drafts, _ in decoding if (drafts is not None) == verifies}  # noqa: E731
+    assert lengths(False) == {2, 3, 8} and lengths(True) == {8}
 
 
 def test_conversations_do_not_depend_on_the_lengths_of_page_tables(sampler, new_sampler, monkeypatch):
     seeds, lengths = range(300, 306), set()
     expected = run_all(sampler, seeds)
-    monkeypatch.setattr(runner, "decode_tables", lambda longest, *_: (2, 3, longest))
+    monkeypatch.setattr(runner, "decode_tables", lambda longest, *_, **__: (2, 3, longest))
     several = new_sampler()
     call = several._runner._call_decode
 
