@@ -146,7 +146,7 @@ def _reason(activity: Activity, sequence: SequenceState) -> str:
         return "the end of the pause"
     if activity.update is not None:
         return "the new weights"
-    if scheduler.awaits_prefix(sequence):
+    if scheduler.awaits_prefix(sequence) is not None:
         return "a prefix that a running request computes"
     rows = Counter(s.shard for s in scheduler.running)
     free = [shard for shard in range(scheduler.limits.shards) if rows[shard] < scheduler.limits.rows]

@@ -76,7 +76,7 @@ def check_pages(scheduler: Scheduler) -> None:
     """Asserts that every page has exactly one owner, and every hold a holder."""
     for shard, (pool, tree) in enumerate(zip(scheduler.pools, scheduler.trees, strict=True)):
         running = [s for s in scheduler.running if s.shard == shard]
-        leases = [lease for lease in scheduler._leases.values() if lease.shard == shard]
+        leases = list(scheduler._leases[shard].values())
         private = [page for s in running for page in s.pages[s.first_own :]]
         private += [page for lease in leases for page in lease.tail]
         holders = [node for h in (*running, *leases) if h.prefix for node in h.prefix.path()[h.n_skipped :]]
