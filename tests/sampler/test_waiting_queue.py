@@ -1,5 +1,6 @@
 """The order of waiting requests, and what admitting one costs the host however many sessions are open."""
 
+import asyncio
 import sys
 
 from hypothesis import given, settings
@@ -7,6 +8,7 @@ from hypothesis import strategies as st
 
 from composer_jax.sampler.scheduler import Scheduler
 from composer_jax.sampler.sequence import CacheLease, Limits, SequenceState
+from composer_jax.sampler.session_gate import SessionGate
 from composer_jax.sampler.waiting_queue import WaitingQueue
 from tests.many import many
 
@@ -124,3 +126,19 @@ def lines_of_rounds(sessions: int) -> int:
 def test_a_round_takes_as_long_with_ten_thousand_sessions_as_with_two_hundred():
     """But for the logarithm of those that wait, and for pages that change their owners."""
     assert lines_of_rounds(10_000) <= 1.5 * lines_of_rounds(200)
+
+
+def test_a_session_that_opens_wakes_no_other():
+    async def lines(waiting):
+        gate = SessionGate(LIMITS, 100, lambda: 0, lambda: None)
+        tasks = [asyncio.create_task(gate.open(object, ahead=False)) for _ in range(waiting)]
+        await asyncio.sleep(0)
+        n_open = gate.n_open
+        count = count_lines(lambda: [gate.close(0) for _ in range(5)])
+        await asyncio.sleep(0)
+        assert gate.n_open == n_open and sum(task.done() for task in tasks) == n_open + 5
+        gate.end(RuntimeError("ended"))
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return count
+
+    assert asyncio.run(lines(10_000)) == asyncio.run(lines(2000))
