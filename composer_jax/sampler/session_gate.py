@@ -26,6 +26,17 @@ SOFT_LIMIT, HARD_LIMIT = 0.8, 0.9
 T = TypeVar("T")
 
 
+def most_sessions(share: float, cache: float, needed: float, fitting: int) -> int:
+    """Returns how many sessions may be open at once.
+
+    Args:
+      share: of the cache that they fill.
+      cache, needed: size of the cache, and what a session needs of it, in the same unit.
+      fitting: sessions that fit into the cache at their longest.
+    """
+    return max(fitting, int(share * cache / needed + 1e-9))  # a quotient may be a rounding below a whole number
+
+
 class SessionGate:
     """Counts the open sessions of one serving and lets others wait, the first that waits first."""
 
@@ -112,5 +123,5 @@ class SessionGate:
     def _has_room(self, share: float) -> bool:
         if self.n_open < self._n_fitting:
             return True
-        most = int(share * self._pages / self._needed_pages + 1e-9)  # the sum is exact before a session has ended
+        most = most_sessions(share, self._pages, self._needed_pages, self._n_fitting)
         return self.n_open < most and self._held_pages() <= share * self._pages

@@ -68,7 +68,9 @@ def test_what_no_longer_holds_does_not_pile_up():
         queue.count_running(None, 1)
         queue.count_running(None, -1)
         if arrival >= 10:
-            queue.remove(queue.first())
+            oldest = queue.first()
+            assert oldest is not None
+            queue.remove(oldest)
     assert len(queue._heads) <= 100 and len(queue._groups[None]) == 10
 
 
