@@ -58,7 +58,7 @@ class SessionGate:
         self._n_fitting = limits.shards * (limits.n_pages // limits.most_pages(max_model_len))
         self._needed_pages = SOFT_LIMIT * self._pages / self._slots  # of one session
         self._waiting: tuple[deque[asyncio.Future[None]], ...] = deque(), deque()  # those that go ahead; the others
-        self.n_open, self._was_full = 0, False
+        self.n_open, self._n_ended, self._was_full = 0, 0, False
 
     async def open(self, make: Callable[[], T], *, ahead: bool) -> T:
         """Returns make() as soon as there is room for a session.
@@ -71,7 +71,7 @@ class SessionGate:
         self.admit()
         if not turn.done() and not self._was_full:
             self._was_full = True
-            logging.info("%s", self.describe())
+            self._log()
         try:
             await turn
         except asyncio.CancelledError:
@@ -90,7 +90,10 @@ class SessionGate:
         self.n_open -= 1
         if tokens:
             self._needed_pages += (self._limits.most_pages(tokens) - self._needed_pages) / self._slots
+            self._n_ended += 1
         self.admit()
+        if tokens and self._n_ended == self._slots and any(self._waiting):
+            self._log()
 
     def admit(self) -> None:
         """Opens sessions that wait while there is room; call it again when pages were freed."""
@@ -111,13 +114,16 @@ class SessionGate:
                 if not (turn := waiting.popleft()).done():
                     turn.set_exception(reason)
 
-    def describe(self) -> str:
-        """Returns a sentence: how many sessions are open, how many wait, and why."""
-        n_waiting = sum(not turn.done() for waiting in self._waiting for turn in waiting)
+    def _log(self) -> None:
         needed, tokens = (round(pages * self._limits.page_size) for pages in (self._needed_pages, self._pages))
-        return (
-            f"{self.n_open} sessions are open and {n_waiting} wait: a session needs about {needed} of the {tokens} "
-            f"tokens of the cache, which sessions fill to {SOFT_LIMIT:.0%}; a larger sampler.cache_tokens opens more."
+        logging.info(
+            "Sessions wait: %d are open, and one needs about %d of the %d tokens of the cache (%s), which sessions "
+            "fill to %.0f %%; a larger sampler.cache_tokens opens more.",
+            self.n_open,
+            needed,
+            tokens,
+            f"learned from {self._n_ended}" if self._n_ended else "a guess until sessions end",
+            100 * SOFT_LIMIT,
         )
 
     def _has_room(self, share: float) -> bool:

@@ -110,20 +110,23 @@ def test_a_session_that_is_cancelled_while_it_waits_takes_no_place():
     asyncio.run(main())
 
 
-def test_a_line_says_that_sessions_wait_and_why(caplog):
+def test_a_line_says_that_sessions_wait_and_why_and_another_what_was_learned(caplog):
     caplog.set_level(logging.INFO)
 
     async def main():
         gate = Gate()
-        await gate.open(*range(10))
+        await gate.open(*range(100))
+        for _ in range(20):
+            await gate.close(1, 35)
         await gate.leave()
 
     asyncio.run(main())
-    (line,) = [record.getMessage() for record in caplog.records]
-    assert line == (
-        "8 sessions are open and 1 wait: a session needs about 80 of the 800 tokens of the cache, which sessions fill "
-        "to 80%; a larger sampler.cache_tokens opens more."
+    first, second = [record.getMessage() for record in caplog.records]
+    assert first == (
+        "Sessions wait: 8 are open, and one needs about 80 of the 800 tokens of the cache (a guess until sessions "
+        "end), which sessions fill to 80 %; a larger sampler.cache_tokens opens more."
     )
+    assert "11 are open, and one needs about 54 of the 800 tokens of the cache (learned from 8)" in second
 
 
 # -- the tokens are those of a slot per session ---------------------------------------------------------------------
