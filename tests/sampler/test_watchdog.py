@@ -100,6 +100,11 @@ WAITING = {
         "2 requests wait: 1 for free pages, 1 for its turn. Running requests hold 8 of 10 pages, sessions 0 more. The "
         "oldest waiting request has 20 tokens.",
     ),
+    "slots before the prefix": (
+        [SequenceState(PROMPT, 1), SequenceState([2], 1), SequenceState([*PROMPT, 1], 1)],
+        {},
+        "1 request waits: 1 for one of 2 slots.",
+    ),
     "prefix": (
         [SequenceState(PROMPT, 1), SequenceState([*PROMPT, 1], 1)],
         {},
