@@ -2,10 +2,14 @@
 
 import asyncio
 import sys
+from unittest.mock import Mock
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from composer_jax.data.chat.sampling_params import SamplingParams
+from composer_jax.sampler.request import Request, RequestHandle
+from composer_jax.sampler.request_table import RequestTable
 from composer_jax.sampler.scheduler import Scheduler
 from composer_jax.sampler.sequence import CacheLease, Limits, SequenceState
 from composer_jax.sampler.session_gate import SessionGate
@@ -128,6 +132,24 @@ def lines_of_rounds(sessions: int) -> int:
 def test_a_round_takes_as_long_with_ten_thousand_sessions_as_with_two_hundred():
     """But for the logarithm of those that wait, and for pages that change their owners."""
     assert lines_of_rounds(10_000) <= 1.5 * lines_of_rounds(200)
+
+
+def test_a_round_does_not_look_at_the_requests_that_wait():
+    async def lines(waiting):
+        table = RequestTable(Scheduler(LIMITS), runner=Mock())
+        futures = [asyncio.get_running_loop().create_future() for _ in range(waiting)]
+        for future in futures:
+            table.add(RequestHandle(Request([1], SamplingParams(1)), 1, (), None, future))
+        for future in futures[:5]:
+            future.cancel()
+        await asyncio.sleep(0)
+        count = count_lines(table.free_done)
+        assert len(table._handles) == len(table._scheduler.waiting) == waiting - 5
+        table.end_all()
+        assert not table._handles and not table._scheduler.waiting
+        return count
+
+    assert asyncio.run(lines(5000)) == asyncio.run(lines(50))
 
 
 def test_a_session_that_opens_wakes_no_other():
