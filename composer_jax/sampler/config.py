@@ -23,14 +23,16 @@ class SamplerConfig:
     """
 
     slots: int = 16
-    """Requests that run at once, over all devices; a multiple of the batch shards of the sampler's mesh."""
+    """Requests that run at once, over all devices; a multiple of the batch shards of the sampler's mesh. Episodes have
+    a slot while they sample; how many are open at once follows from `cache_tokens` (sampler/session_gate.py)."""
     max_model_len: int = 512
     """Tokens that one context can hold; at most the model's max_context."""
     page_size: int = 64
     """Tokens per page of the cache. Contexts share whole pages, so smaller pages share more and cost more to read."""
     cache_tokens: int = 0
-    """Tokens in the cache, over all devices; 0 is room for `slots` contexts of max_model_len tokens. With less,
-    requests wait while the cache is full, and the last that came give way to those before. Where every layer of the
+    """Tokens in the cache, over all devices; 0 is room for `slots` contexts of max_model_len tokens. Episodes
+    that take less leave room for more episodes than slots, so that slots are in use while tools run. While the cache is
+    full, requests wait, and the last that came give way to those before. Where every layer of the
     model has a sliding window, a context takes no more than its window and one call, and the cache may be smaller than
     a context.
     """

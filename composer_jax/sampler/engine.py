@@ -28,7 +28,8 @@ from composer_jax.sampler.run_schedule import run_schedule
 from composer_jax.sampler.runner import RowScores, Runner
 from composer_jax.sampler.scheduler import Scheduler
 from composer_jax.sampler.sequence import SchedulerOutput
-from composer_jax.sampler.session import EngineSession, SessionSlots
+from composer_jax.sampler.session import EngineSession
+from composer_jax.sampler.session_gate import SessionGate
 from composer_jax.sampler.several_processes import (
     Leader,
     OnCall,
@@ -47,6 +48,8 @@ PauseMode = Literal["keep", "wait", "abort"]
 class SamplerStats:
     """What a sampler is doing, and has done."""
 
+    sessions: int
+    """Open sessions, whether or not a request of theirs runs."""
     waiting: int
     running: int
     preemptions: int
@@ -104,6 +107,7 @@ class Sampler:
         self.learner_checksums = self._runner.checksum_program.of_learner
         self._scheduler = Scheduler(self.limits)
         self._requests = RequestTable(self._scheduler, self._runner)
+        self._sessions = self._new_gate()
         self._update: WeightUpdate | None = None
         self._speculation = Speculation(config.drafts, config.draft_tokens) if config.drafts else None
         self._calls: SchedulerOutput | None = None  # those that are running
@@ -242,6 +246,7 @@ class Sampler:
         """Numbers of requests and pages at this moment."""
         scheduler, speculation = self._scheduler, self._speculation
         return SamplerStats(
+            sessions=self._sessions.n_open,
             waiting=len(scheduler.waiting),
             running=len(scheduler.running),
             preemptions=scheduler.preemptions,
@@ -272,7 +277,7 @@ class Sampler:
         self._leaving, self._work = False, asyncio.Event()
         self._pause_mode: PauseMode | None = None
         self._will_resume, self._paused = False, asyncio.Event()
-        self._sessions = SessionSlots(self.config.slots, self._raise_if_ended)
+        self._sessions = self._new_gate()
         self.is_serving = True
         try:
             async with Leader(self._runner, self._work.set) as self._leader:
@@ -320,7 +325,7 @@ class Sampler:
             self.is_serving = False
 
     async def open(self, seed: int, *, ahead: bool = False) -> EngineSession:
-        """See TrainablePolicy.open. At most config.slots sessions are open, so their contexts fit into the cache."""
+        """See TrainablePolicy.open. The memory of the cache bounds the open sessions (session_gate.py)."""
         on_close = functools.partial(self._close, self._sessions)
         new_session = lambda: EngineSession(self.submit, self.config.max_model_len, seed, on_close)  # noqa: E731
         return await self._sessions.open(new_session, ahead=ahead)
@@ -342,11 +347,15 @@ class Sampler:
         self._work.set()
         return handle
 
-    def _close(self, sessions: SessionSlots, session: EngineSession) -> None:
+    def _close(self, sessions: SessionGate, session: EngineSession) -> None:
         """Closes one of the sessions of a serving, also after its end."""
         self._requests.close(session.lease)
-        sessions.close(session)
+        sessions.close(session.most_tokens)
         self._work.set()
+
+    def _new_gate(self) -> SessionGate:
+        held_pages = lambda: self._scheduler.n_held_pages  # noqa: E731
+        return SessionGate(self.limits, self.config.max_model_len, held_pages, self._raise_if_ended)
 
     def _raise_if_ended(self) -> None:
         if self._error is not None:
@@ -362,6 +371,7 @@ class Sampler:
                 self._work.clear()
                 self._leader.check()
                 self._requests.free_done()
+                self._sessions.admit()  # the pages of closed sessions are free now
                 if self._update is not None and (self._update.mode != "drain" or not self._scheduler.running):
                     await self._apply(self._update)
                     self._update = None
@@ -395,7 +405,7 @@ class Sampler:
         finally:
             self._watchdog.stop()
             self._error, self._calls = reason, None
-            self._sessions.wake()
+            self._sessions.end(reason)
             self._paused.set()
             if self._update is not None:
                 self._update.resolve(reason)

@@ -73,7 +73,8 @@ class CacheLease:
         """Pages after those of the prefix: one that is not full, or more where the prefix is of an earlier epoch."""
         self.n_skipped = 0
         """Leading pages of `tokens` that are not kept: no later token attends to them."""
-        self.used = 0
+        self.used = False
+        """Whether a request of the conversation has ended."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -105,6 +106,11 @@ class SequenceState:
     """Leading pages that no later token attends to; the sequence does not hold them."""
     cached: int | None = None
     """Tokens that were found in the cache when the sequence ran first."""
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it is the first request of a session, and has not run yet."""
+        return self.lease is not None and not self.lease.used and self.cached is None
 
     @property
     def first_own(self) -> int:

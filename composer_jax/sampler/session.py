@@ -1,6 +1,5 @@
-"""EngineSession: the requests of one conversation to a Sampler. SessionSlots: which of those that wait opens next."""
+"""EngineSession: the requests of one conversation to a Sampler."""
 
-import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Sequence
 
@@ -28,7 +27,12 @@ class EngineSession:
         self.lease = CacheLease()
         self._submit_request, self._seed, self._on_close = submit, seed, on_close
         self._handle: RequestHandle | None = None
-        self._closed = False
+        self._closed, self._longest = False, 0
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens of the session's longest context so far, sampled ones included."""
+        return max(self._longest, 0 if self._handle is None else len(self._handle.sequence.tokens))
 
     async def sample(self, context: Sequence[int], params: SamplingParams, branch: int = 0) -> Sample:
         """See Session.sample; raises what Sampler.submit raises."""
@@ -61,45 +65,5 @@ class EngineSession:
         handle = self._submit_request(Request(context, params, seed, lease=self.lease))
         if self._handle is not None:
             self._handle.cancel()
-        self._handle = handle
+        self._longest, self._handle = self.most_tokens, handle
         return handle
-
-
-class SessionSlots:
-    """At most `slots` sessions are open at the same time, so that their contexts fit into the cache."""
-
-    def __init__(self, slots: int, raise_if_ended: Callable[[], None]) -> None:
-        """raise_if_ended: raises what ended the serving, to sessions that wait."""
-        self._slots, self._raise_if_ended = slots, raise_if_ended
-        self._open: set[EngineSession] = set()
-        self._n_ahead = 0  # of those that wait
-        self._changed = asyncio.Event()
-
-    async def open(self, make: Callable[[], EngineSession], *, ahead: bool) -> EngineSession:
-        """Returns make() as soon as there is room for a session.
-
-        ahead: opens before those that wait without it.
-        """
-        self._raise_if_ended()
-        self._n_ahead += ahead
-        try:
-            while len(self._open) >= self._slots or (self._n_ahead and not ahead):
-                self._changed.clear()
-                await self._changed.wait()
-                self._raise_if_ended()
-        finally:
-            if ahead:
-                self._n_ahead -= 1
-                self.wake()  # the others may open again, once nobody is ahead of them
-        session = make()
-        self._open.add(session)
-        return session
-
-    def close(self, session: EngineSession) -> None:
-        """Makes room for another session."""
-        self._open.discard(session)
-        self.wake()
-
-    def wake(self) -> None:
-        """Makes those that wait look again, also at whether the serving has ended."""
-        self._changed.set()

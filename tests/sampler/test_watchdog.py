@@ -66,7 +66,7 @@ def test_nothing_to_do_is_not_a_standstill(is_paused):
     assert watched.check_at(0, 100, 1000) == 0
     watched.activity.scheduler.submit(SequenceState([1, 2], 1))
     assert watched.check_at(1010, 1069) == 0 and watched.check_at(1070) == 1
-    watched.activity.scheduler.cancel(watched.activity.scheduler.waiting[0])
+    watched.activity.scheduler.cancel(next(iter(watched.activity.scheduler.waiting)))
     assert watched.check_at(5000) == 1
 
 
@@ -99,6 +99,11 @@ WAITING = {
         {},
         "2 requests wait: 1 for free pages, 1 for its turn. Running requests hold 8 of 10 pages, sessions 0 more. The "
         "oldest waiting request has 20 tokens.",
+    ),
+    "slots before the prefix": (
+        [SequenceState(PROMPT, 1), SequenceState([2], 1), SequenceState([*PROMPT, 1], 1)],
+        {},
+        "1 request waits: 1 for one of 2 slots.",
     ),
     "prefix": (
         [SequenceState(PROMPT, 1), SequenceState([*PROMPT, 1], 1)],
