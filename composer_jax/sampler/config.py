@@ -116,7 +116,9 @@ def make_limits(config: SamplerConfig, shards: int, model: ModelConfig) -> Limit
     spare_pages = -(-min(MOST_SCORED, config.max_model_len) // page)
     shapes = tuple(config.prefill_shapes)
     limits = Limits(page, n_pages, shards, rows, shapes, config.decode_steps, window, spare_pages)
-    needed = min(config.max_model_len, limits.most_pages(config.max_model_len) * page)
+    longest = limits.most_pages(config.max_model_len)
+    limits = dataclasses.replace(limits, fitting=n_pages // longest)
+    needed = min(config.max_model_len, longest * page)
     if cache_tokens < needed:
         raise UserError(
             f"sampler.cache_tokens={config.cache_tokens} gives each of {shards} devices {cache_tokens} tokens, less "

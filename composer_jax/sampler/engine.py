@@ -27,7 +27,7 @@ from composer_jax.sampler.rollout_weights import rollout_model_def
 from composer_jax.sampler.run_schedule import run_schedule
 from composer_jax.sampler.runner import RowScores, Runner
 from composer_jax.sampler.scheduler import Scheduler
-from composer_jax.sampler.sequence import SchedulerOutput
+from composer_jax.sampler.sequence import CacheLease, SchedulerOutput
 from composer_jax.sampler.session import EngineSession
 from composer_jax.sampler.session_gate import SessionGate
 from composer_jax.sampler.several_processes import (
@@ -80,12 +80,17 @@ class Sampler:
         *,
         end_tokens: Sequence[int],
         decode: Decode | None = None,
+        most_sessions: int | None = None,
+        only_fitting: bool = False,
     ) -> None:
         """
         Args:
           mesh: the run's mesh; with config.mesh the sampler makes its own over the same devices.
           end_tokens: ids that end a message, such as ChatFormat.end_tokens.
           decode: text of token ids, which requests with stop strings need.
+          most_sessions: that are open at once, whatever the cache holds; None: no such bound.
+          only_fitting: opens no more sessions than there are slots, and none that may not fit into the cache. Then no
+            session gives up its pages, and no bit of what it samples depends on how long tools take.
 
         Raises:
           UserError: sizes of `config` that do not fit the mesh or the model.
@@ -107,6 +112,14 @@ class Sampler:
         self.learner_checksums = self._runner.checksum_program.of_learner
         self._scheduler = Scheduler(self.limits)
         self._requests = RequestTable(self._scheduler, self._runner)
+        self._new_gate = functools.partial(
+            SessionGate,
+            self.limits,
+            self._raise_if_ended,
+            lambda: bool(self._scheduler.running or self._scheduler.waiting),
+            most_sessions=most_sessions,
+            only_fitting=only_fitting,
+        )
         self._sessions = self._new_gate()
         self._update: WeightUpdate | None = None
         self._speculation = Speculation(config.drafts, config.draft_tokens) if config.drafts else None
@@ -326,9 +339,9 @@ class Sampler:
 
     async def open(self, seed: int, *, ahead: bool = False) -> EngineSession:
         """See TrainablePolicy.open. The memory of the cache bounds the open sessions (session_gate.py)."""
-        on_close = functools.partial(self._close, self._sessions)
-        new_session = lambda: EngineSession(self.submit, self.config.max_model_len, seed, on_close)  # noqa: E731
-        return await self._sessions.open(new_session, ahead=ahead)
+        gate = self._sessions
+        place = await gate.open(ahead=ahead)
+        return EngineSession(self.submit, self.config.max_model_len, seed, gate, place, self._close)
 
     def submit(self, request: Request) -> RequestHandle:
         """Queues a request; the handle gives its Sample, or what it samples as it does.
@@ -347,15 +360,10 @@ class Sampler:
         self._work.set()
         return handle
 
-    def _close(self, sessions: SessionGate, session: EngineSession) -> None:
-        """Closes one of the sessions of a serving, also after its end."""
-        self._requests.close(session.lease)
-        sessions.close(session.most_tokens)
+    def _close(self, lease: CacheLease) -> None:
+        """Frees the pages of a session, also after the end of its serving."""
+        self._requests.close(lease)
         self._work.set()
-
-    def _new_gate(self) -> SessionGate:
-        held_pages = lambda: self._scheduler.n_held_pages  # noqa: E731
-        return SessionGate(self.limits, self.config.max_model_len, held_pages, self._raise_if_ended)
 
     def _raise_if_ended(self) -> None:
         if self._error is not None:
@@ -371,7 +379,6 @@ class Sampler:
                 self._work.clear()
                 self._leader.check()
                 self._requests.free_done()
-                self._sessions.admit()  # the pages of closed sessions are free now
                 if self._update is not None and (self._update.mode != "drain" or not self._scheduler.running):
                     await self._apply(self._update)
                     self._update = None

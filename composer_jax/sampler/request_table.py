@@ -24,6 +24,7 @@ class RequestTable:
         """Queues a request."""
         self._scheduler.submit(handle.sequence)
         self._handles[id(handle.sequence)] = handle
+        handle.on_cancel = self._done.append
         handle.future.add_done_callback(lambda _: self._done.append(handle))
 
     def handles(self, sequences: Sequence[SequenceState]) -> list[RequestHandle]:
@@ -37,7 +38,8 @@ class RequestTable:
     def free_done(self) -> None:
         """Frees the pages of requests that were cancelled or failed, and of sessions that were closed.
 
-        The time is proportional to their number. The event loop reports a request that was cancelled in its next round.
+        The time is proportional to their number. The event loop reports a request whose future was cancelled (not by
+        RequestHandle.cancel) in its next round.
         """
         for handle in self._done:
             self._forget(handle)

@@ -28,7 +28,7 @@ class Scheduler:
         self.limits = limits
         self.pools = [PagePool(limits.n_pages) for _ in range(limits.shards)]
         self.trees = [PrefixTree(pool, limits.page_size, limits.window) for pool in self.pools]
-        self.waiting = WaitingQueue()
+        self.waiting = WaitingQueue(limits.shards)
         self.running: list[SequenceState] = []
         """In the order of admission."""
         self.preemptions = 0
@@ -45,7 +45,7 @@ class Scheduler:
         most = self.limits.most_pages(len(sequence.tokens) + sequence.budget)
         assert most <= self.limits.n_pages, "the sequence is longer than the cache"
         sequence.arrival = next(self._arrivals)
-        self.waiting.add(sequence)
+        self._wait(sequence)
 
     def cancel(self, sequence: SequenceState) -> None:
         """Forgets a sequence and frees what only it uses."""
@@ -154,9 +154,10 @@ class Scheduler:
         while min(self._n_running) < self.limits.rows:
             sequence = self.waiting.first()
             if sequence is None:
-                return
+                if not self._move_one():
+                    return
             # One whose prefix is being computed waits for it, and delays nobody.
-            if (running := self.awaits_prefix(sequence)) is not None:
+            elif (running := self.awaits_prefix(sequence)) is not None:
                 self.waiting.park(sequence, running)
             elif not self._admit_one(sequence):
                 return
@@ -168,18 +169,51 @@ class Scheduler:
                 self.running.append(sequence)
                 self._n_running[shard] += 1
                 self.waiting.count_running(sequence.group, 1)
+                if self._n_running[shard] == self.limits.rows:
+                    self.waiting.close(shard)
                 return True
         return False
 
     def _shards_by_preference(self, sequence: SequenceState) -> list[int]:
-        """The shards, first the one that has the most of the context."""
+        """The shards, first the one that has the most of the context.
 
-        def cost(shard: int) -> tuple[bool, int, int, int]:
-            own = sequence.lease is not None and sequence.lease.shard == shard
+        A session comes to a shard that has fewer sessions than fit into it or than the mean, and one that leaves its
+        shard to the one with the fewest, so that all shards have about as many.
+        """
+        lease, shards = sequence.lease, range(self.limits.shards)
+        room = max(self.limits.fitting, sum(map(self._n_sessions, shards)) // len(shards) + 1)
+
+        def cost(shard: int) -> tuple[bool, int, int, int, int]:
+            n_sessions = 0 if lease is None else self._n_sessions(shard)
+            crowded = n_sessions if lease is not None and lease.shard >= 0 else n_sessions // room
             cached = len(self.trees[shard].match(sequence.tokens).path())
-            return not own, -cached, self._n_running[shard], -self._n_available(shard)
+            own = lease is not None and lease.shard == shard
+            return not own, crowded, -cached, self._n_running[shard], -self._n_available(shard)
 
-        return sorted(range(self.limits.shards), key=cost)
+        return sorted(shards, key=cost)
+
+    def _move_one(self) -> bool:
+        """Lets a request leave a shard without a free row for one with fewer sessions, where nobody else wants the row.
+
+        The session computes its context again there, and stays. False where no move makes the shards more even.
+        """
+        shards, rows = range(self.limits.shards), self.limits.rows
+        fewest = min(self._n_sessions(shard) for shard in shards if self._n_running[shard] < rows)
+        full = [shard for shard in shards if self._n_running[shard] == rows and self.waiting.has_lane(shard)]
+        crowded = max(full, key=self._n_sessions, default=None)
+        if crowded is None or self._n_sessions(crowded) < fewest + 2:
+            return False
+        self.waiting.leave_lane(crowded)
+        return True
+
+    def _n_sessions(self, shard: int) -> int:
+        """Sessions with pages on a shard, and requests without a session that run there."""
+        return len(self._leases[shard]) + self._n_running[shard]
+
+    def _wait(self, sequence: SequenceState) -> None:
+        """Queues a request."""
+        sequence.home = -1 if sequence.lease is None else sequence.lease.shard
+        self.waiting.add(sequence)
 
     def _start(self, sequence: SequenceState, shard: int) -> bool:
         """Gives a waiting sequence what is cached of its context and pages for the rest, if there are enough."""
@@ -296,7 +330,7 @@ class Scheduler:
     def _preempt(self, sequence: SequenceState) -> None:
         """Returns a running sequence to the queue. It keeps what it sampled, and what it computed stays cached."""
         self._stop(sequence)
-        self.waiting.add(sequence)
+        self._wait(sequence)
         self.preemptions += 1
 
     def _shape_for(self, sequence: SequenceState) -> tuple[int, int]:
@@ -355,6 +389,7 @@ class Scheduler:
         self.running.remove(sequence)
         self._n_running[sequence.shard] -= 1
         self.waiting.count_running(sequence.group, -1)
+        self.waiting.open(sequence.shard)
         self.waiting.unpark(sequence)
 
 

@@ -32,6 +32,8 @@ class Limits:
     larger than a page: a running sequence keeps its last full page, after which the prefix tree adds the next."""
     spare_pages: int = 0
     """Pages of each shard after those, which no sequence gets: Runner.score scores its row there."""
+    fitting: int = 1
+    """Sessions that fit into a shard however long they grow."""
 
     def __post_init__(self) -> None:
         assert self.window is None or self.window > self.page_size, "the window is not larger than a page"
@@ -93,6 +95,8 @@ class SequenceState:
     uses_cache: bool = True
     """False computes the whole context, whatever is cached."""
     arrival: int = -1
+    home: int = -1
+    """The shard with the pages of its lease, on which it waits for a row; -1: it waits for a row on any shard."""
     shard: int = -1
     """Where it runs; -1 while it waits."""
     computed: int = 0

@@ -7,6 +7,7 @@ from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.sampler.policy import Sample, SampleChunk
 from composer_jax.sampler.request import Request, RequestHandle
 from composer_jax.sampler.sequence import CacheLease
+from composer_jax.sampler.session_gate import Place, SessionGate
 
 GOLDEN = 0x9E3779B9
 """2**32 divided by the golden ratio: its multiples spread over all numbers of 32 bits."""
@@ -20,23 +21,31 @@ class EngineSession:
         submit: Callable[[Request], RequestHandle],
         max_model_len: int,
         seed: int,
-        on_close: Callable[["EngineSession"], None],
+        gate: SessionGate,
+        place: Place,
+        on_close: Callable[[CacheLease], None],
     ) -> None:
-        """submit, max_model_len: those of the Sampler and its config."""
+        """
+        Args:
+          submit, max_model_len: those of the Sampler and its config.
+          gate, place: of the serving that opened the session, and its place there.
+          on_close: called with the lease when the session is closed.
+        """
         self.max_model_len = max_model_len
-        self.lease = CacheLease()
+        self._lease = CacheLease()
         self._submit_request, self._seed, self._on_close = submit, seed, on_close
+        self._gate, self._place = gate, place
+        place.give_up_pages = lambda: on_close(self._lease)
         self._handle: RequestHandle | None = None
-        self._closed, self._longest = False, 0
-
-    @property
-    def most_tokens(self) -> int:
-        """Tokens of the session's longest context so far, sampled ones included."""
-        return max(self._longest, 0 if self._handle is None else len(self._handle.sequence.tokens))
+        self._closed = False
 
     async def sample(self, context: Sequence[int], params: SamplingParams, branch: int = 0) -> Sample:
         """See Session.sample; raises what Sampler.submit raises."""
-        return await self._submit(context, params, branch)
+        handle = await self._submit(context, params, branch)
+        try:
+            return await handle
+        finally:
+            self._note(handle)
 
     async def stream(
         self, context: Sequence[int], params: SamplingParams, branch: int = 0
@@ -45,9 +54,13 @@ class EngineSession:
 
         Closing the iterator early cancels the request.
         """
-        async with contextlib.aclosing(aiter(self._submit(context, params, branch))) as chunks:
-            async for chunk in chunks:
-                yield chunk
+        handle = await self._submit(context, params, branch)
+        try:
+            async with contextlib.aclosing(aiter(handle)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        finally:
+            self._note(handle)
 
     def close(self) -> None:
         """See Session.close. Closing twice has no effect."""
@@ -55,15 +68,25 @@ class EngineSession:
             self._closed = True
             if self._handle is not None:
                 self._handle.cancel()
-            self._on_close(self)
+            self._on_close(self._lease)
+            self._gate.close(self._place)
 
-    def _submit(self, context: Sequence[int], params: SamplingParams, branch: int) -> RequestHandle:
+    async def _submit(self, context: Sequence[int], params: SamplingParams, branch: int) -> RequestHandle:
+        """Queues a request as soon as the session may run one."""
         if self._closed:
             raise RuntimeError("this session is closed")
+        await self._gate.wait_for_turn(self._place)
         # Positions repeat in branches, which must not repeat the random choices.
         seed = (self._seed + GOLDEN * branch) % 2**32
-        handle = self._submit_request(Request(context, params, seed, lease=self.lease))
+        request = Request(context, params, seed, priority=int(self._place.ahead), lease=self._lease)
+        handle = self._submit_request(request)
         if self._handle is not None:
             self._handle.cancel()
-        self._longest, self._handle = self.most_tokens, handle
+        self._handle = handle
+        self._note(handle)
         return handle
+
+    def _note(self, handle: RequestHandle) -> None:
+        """Tells the gate how long the context of a request is by now."""
+        if not self._closed:
+            self._gate.note(self._place, len(handle.sequence.tokens))

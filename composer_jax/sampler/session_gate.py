@@ -3,18 +3,20 @@
 A session holds pages between its requests and a decode slot only while one of them runs. So more sessions than slots
 can be open, and those whose tools run leave the slots to others.
 
-A session opens while the open ones and it, at the tokens that a session needs, fill at most a share of the cache, and
-while no more than this share is held: SOFT_LIMIT of it for most sessions, HARD_LIMIT for those that go ahead. What a
-session needs is learned from those that have ended: the moving mean, over about as many sessions as there are slots, of
-the tokens of their longest contexts. Before, as many sessions as slots may open. Sessions that fit into the cache
-however long they grow always open. When the guess was too low, idle sessions give up pages and compute them again
-(scheduler.py), so no session has to end.
+A session opens while fewer are open than there are slots, or while the open ones and it need at most SOFT_LIMIT of the
+cache (HARD_LIMIT where it goes ahead). A session needs the pages of its longest context so far, and at least what those
+that have ended needed: their moving mean, over about as many as there are slots.
+
+Where contexts grow beyond HARD_LIMIT of the cache all the same, the sessions that opened last are held back: their next
+requests wait until others have closed, or until nobody has asked for anything for PATIENCE_S, so that nobody waits for
+ever. Their pages go to the others meanwhile, which compute nothing twice. Sessions that fit into the cache however long
+they grow never wait.
 """
 
 import asyncio
-from collections import deque
+import dataclasses
+import math
 from collections.abc import Callable
-from typing import TypeVar
 
 from absl import logging
 
@@ -22,112 +24,214 @@ from composer_jax.sampler.sequence import Limits
 
 SOFT_LIMIT, HARD_LIMIT = 0.8, 0.9
 """Shares of the cache (prime-rl stops new episodes at 80 % and cancels at 90 %, its pull request 3307)."""
+PATIENCE_S = 60.0
+"""Seconds without any request after which a session that is held back goes on."""
 
-T = TypeVar("T")
 
+@dataclasses.dataclass(eq=False)
+class Place:
+    """An open session, as the gate knows it."""
 
-def most_sessions(share: float, cache: float, needed: float, fitting: int) -> int:
-    """Returns how many sessions may be open at once.
-
-    Args:
-      share: of the cache that they fill.
-      cache, needed: size of the cache, and what a session needs of it, in the same unit.
-      fitting: sessions that fit into the cache at their longest.
-    """
-    return max(fitting, int(share * cache / needed + 1e-9))  # a quotient may be a rounding below a whole number
+    ahead: bool
+    needed: float
+    """Pages that it will need, by what was known at its last request."""
+    pages: int = 0
+    """Of its longest context so far."""
+    turn: asyncio.Future[None] | None = None
+    """Of its request that waits because the session is held back."""
+    give_up_pages: Callable[[], None] = lambda: None
+    """Lets others have the pages that the session holds between its requests."""
 
 
 class SessionGate:
-    """Counts the open sessions of one serving and lets others wait, the first that waits first."""
+    """The sessions of one serving. Those that wait open in the order in which they came."""
 
     def __init__(
         self,
         limits: Limits,
-        max_model_len: int,
-        held_pages: Callable[[], int],
         raise_if_ended: Callable[[], None],
+        is_busy: Callable[[], bool],
+        *,
+        most_sessions: int | None = None,
+        only_fitting: bool = False,
     ) -> None:
         """
         Args:
-          max_model_len: tokens of the longest context.
-          held_pages: returns how many pages running requests and open sessions hold.
           raise_if_ended: raises what ended the serving.
+          is_busy: whether a request runs or waits for a slot.
+          most_sessions: that are open at once, whatever the cache holds; None: no such bound.
+          only_fitting: opens no more sessions than there are slots, and none that may not fit into the cache.
         """
-        self._limits, self._held_pages, self._raise_if_ended = limits, held_pages, raise_if_ended
+        self._limits, self._raise_if_ended, self._is_busy = limits, raise_if_ended, is_busy
         self._slots, self._pages = limits.rows * limits.shards, limits.n_pages * limits.shards
-        self._n_fitting = limits.shards * (limits.n_pages // limits.most_pages(max_model_len))
-        self._needed_pages = SOFT_LIMIT * self._pages / self._slots  # of one session
-        self._waiting: tuple[deque[asyncio.Future[None]], ...] = deque(), deque()  # those that go ahead; the others
-        self.n_open, self._n_ended, self._was_full = 0, 0, False
+        self._n_fitting = limits.fitting * limits.shards
+        self._most = math.inf if most_sessions is None else most_sessions
+        if only_fitting:
+            self._most = min(self._most, self._slots, self._n_fitting)
+        self._need = SOFT_LIMIT * self._pages / self._slots  # pages of a session
+        self._waiting: tuple[dict[asyncio.Future[Place], None], ...] = {}, {}  # those that go ahead; the others
+        self._active: dict[Place, None] = {}
+        """Open sessions that are not held back, in the order of their opening."""
+        self._held_back: list[Place] = []
+        """The last that opened, the first of them at the end."""
+        self._demand, self._grown = 0.0, 0  # pages that the open ones need; pages of the active ones so far
+        self._n_ended, self._n_notes, self._logged = 0, 0, set[str]()
 
-    async def open(self, make: Callable[[], T], *, ahead: bool) -> T:
-        """Returns make() as soon as there is room for a session.
+    @property
+    def n_open(self) -> int:
+        """Open sessions."""
+        return len(self._active) + len(self._held_back)
 
-        ahead: opens before those that wait without it.
+    async def open(self, *, ahead: bool) -> Place:
+        """Returns a place as soon as there is room for a session.
+
+        ahead: opens before those that wait without it, and is never held back.
         """
         self._raise_if_ended()
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting[0 if ahead else 1].append(turn)
-        self.admit()
-        if not turn.done() and not self._was_full:
-            self._was_full = True
-            self._log()
+        turn: asyncio.Future[Place] = asyncio.get_running_loop().create_future()
+        waiting = self._waiting[0 if ahead else 1]
+        waiting[turn] = None
+        self._admit()
         try:
-            await turn
+            return await turn
         except asyncio.CancelledError:
+            waiting.pop(turn, None)
             if turn.cancelled():
-                self.admit()  # those behind it may have room
+                self._admit()  # those behind it may have room
             elif turn.exception() is None:
-                self.close(0)  # the caller had got its place
+                self.close(turn.result())
             raise
-        return make()
 
-    def close(self, tokens: int) -> None:
-        """Makes room for another session.
-
-        tokens: of the longest context of the session that closes; 0 where it sampled nothing.
-        """
-        self.n_open -= 1
-        if tokens:
-            self._needed_pages += (self._limits.most_pages(tokens) - self._needed_pages) / self._slots
+    def close(self, place: Place) -> None:
+        """Makes room for another session; learns what this one needed, if it asked for anything."""
+        if place in self._active:
+            del self._active[place]
+            self._grown -= place.pages
+        else:
+            self._held_back.remove(place)
+        self._demand = self._demand - place.needed if self.n_open else 0.0
+        if place.turn is not None:
+            place.turn.cancel()
+        if place.pages:
+            self._need += (place.pages - self._need) / self._slots
             self._n_ended += 1
-        self.admit()
-        if tokens and self._n_ended == self._slots and any(self._waiting):
-            self._log()
+        while self._held_back and self._can_resume(self._held_back[-1]):
+            self._resume(self._held_back.pop())
+        self._admit()
 
-    def admit(self) -> None:
-        """Opens sessions that wait while there is room; call it again when pages were freed."""
-        for waiting, share in zip(self._waiting, (HARD_LIMIT, SOFT_LIMIT), strict=True):
-            while waiting:
-                if waiting[0].done():
-                    waiting.popleft()  # cancelled
-                elif self._has_room(share):
-                    self.n_open += 1
-                    waiting.popleft().set_result(None)
-                else:
-                    return
+    def note(self, place: Place, tokens: int) -> None:
+        """Notes the length of a context of an open session."""
+        self._n_notes += 1
+        pages = max(place.pages, self._limits.most_pages(tokens))
+        grown, place.pages = pages - place.pages, pages
+        needed = max(self._need, pages)
+        self._demand += needed - place.needed
+        place.needed = needed
+        if place in self._active:
+            self._grown += grown
+            self._hold_back()
+        else:
+            place.give_up_pages()
+        self._admit()
+
+    async def wait_for_turn(self, place: Place) -> None:
+        """Returns when a request of an open session may run. A wait that another one of the session follows ends."""
+        if place.turn is not None:
+            place.turn.cancel()
+        if place in self._active:
+            return
+        turn = place.turn = asyncio.get_running_loop().create_future()
+        self._log_once("held back")
+        try:
+            while True:
+                n_notes = self._n_notes
+                await asyncio.wait([turn], timeout=PATIENCE_S)
+                if turn.done():
+                    return turn.result()
+                if n_notes == self._n_notes and not self._is_busy():
+                    return  # its request, which follows at once, lets the others wait on
+        finally:
+            if place.turn is turn:
+                place.turn = None
 
     def end(self, reason: Exception) -> None:
         """Raises what ended the serving in all that wait."""
+        turns = [*self._waiting[0], *self._waiting[1], *(place.turn for place in self._held_back if place.turn)]
+        for turn in turns:
+            if not turn.done():
+                turn.set_exception(reason)
         for waiting in self._waiting:
-            while waiting:
-                if not (turn := waiting.popleft()).done():
-                    turn.set_exception(reason)
+            waiting.clear()
 
-    def _log(self) -> None:
-        needed, tokens = (round(pages * self._limits.page_size) for pages in (self._needed_pages, self._pages))
+    # -- who may run ---------------------------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        """Opens sessions that wait while there is room."""
+        for waiting, ahead in zip(self._waiting, (True, False), strict=True):
+            while waiting:
+                if not self._has_room(ahead):
+                    self._log_once("wait" if self._n_ended < self._slots else "learned")
+                    return
+                turn = next(iter(waiting))
+                del waiting[turn]
+                if not turn.done():  # else cancelled
+                    place = Place(ahead, self._need)
+                    self._active[place] = None
+                    self._demand += place.needed
+                    turn.set_result(place)
+
+    def _has_room(self, ahead: bool) -> bool:
+        if self.n_open >= self._most or (self._held_back and not ahead):
+            return False
+        if self.n_open < max(self._slots, self._n_fitting):
+            return True
+        share = HARD_LIMIT if ahead else SOFT_LIMIT
+        return self._demand + self._need <= share * self._pages + 1e-6  # sums of rounded means
+
+    def _hold_back(self) -> None:
+        while self._grown > HARD_LIMIT * self._pages and len(self._active) > self._n_fitting:
+            last = next((place for place in reversed(self._active) if not place.ahead), None)
+            if last is None:
+                return
+            del self._active[last]
+            self._grown -= last.pages
+            self._held_back.append(last)
+            last.give_up_pages()
+
+    def _can_resume(self, place: Place) -> bool:
+        return len(self._active) < self._n_fitting or self._grown + place.pages <= HARD_LIMIT * self._pages
+
+    def _resume(self, place: Place) -> None:
+        self._active[place] = None
+        self._grown += place.pages
+        if place.turn is not None and not place.turn.done():
+            place.turn.set_result(None)
+
+    # -- what is said --------------------------------------------------------------------------------------------
+
+    def _log_once(self, what: str) -> None:
+        """Says why sessions wait: before and after it is known what they need, and when they are held back."""
+        if what in self._logged or (what != "held back" and ("learned" in self._logged or self.n_open >= self._most)):
+            return
+        self._logged.add(what)
+        need, tokens = (round(pages * self._limits.page_size) for pages in (self._need, self._pages))
+        if what == "held back":
+            logging.info(
+                "Sessions wait: the contexts of %d open sessions have grown beyond %.0f %% of the %d tokens of the "
+                "cache, so the last %d of them go on when others have closed; a larger sampler.cache_tokens lets more "
+                "run.",
+                self.n_open,
+                100 * HARD_LIMIT,
+                tokens,
+                len(self._held_back),
+            )
+            return
         logging.info(
             "Sessions wait: %d are open, and one needs about %d of the %d tokens of the cache (%s), which sessions "
             "fill to %.0f %%; a larger sampler.cache_tokens opens more.",
             self.n_open,
-            needed,
+            need,
             tokens,
             f"learned from {self._n_ended}" if self._n_ended else "a guess until sessions end",
             100 * SOFT_LIMIT,
         )
-
-    def _has_room(self, share: float) -> bool:
-        if self.n_open < self._n_fitting:
-            return True
-        most = most_sessions(share, self._pages, self._needed_pages, self._n_fitting)
-        return self.n_open < most and self._held_pages() <= share * self._pages

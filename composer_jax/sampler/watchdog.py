@@ -150,6 +150,8 @@ def _reason(activity: Activity, sequence: SequenceState) -> str:
     free = [shard for shard in range(scheduler.limits.shards) if rows[shard] < scheduler.limits.rows]
     if not free:
         return f"one of {scheduler.limits.shards * scheduler.limits.rows} slots"
+    if sequence.home >= 0 and sequence.home not in free:
+        return "a slot on the device that has the pages of its session"
     if scheduler.awaits_prefix(sequence) is not None:
         return "a prefix that a running request computes"
     if not any(scheduler.has_pages(sequence, shard) for shard in free):

@@ -283,3 +283,54 @@ def test_conversations_that_have_begun_get_slots_before_new_ones():
     while len(ended) < 3:
         ended += run(scheduler, cache, scheduler.schedule(), lambda: 1, lambda _: (False, 0))
     assert ended == [begun, alone, new]
+
+
+# -- sessions and shards ---------------------------------------------------------------------------------------------
+
+
+def spread_sessions(n: int) -> tuple[Scheduler, list[tuple[CacheLease, SequenceState]]]:
+    """A scheduler of two shards with three rows each, and so many idle sessions with their last requests."""
+    scheduler, sessions = Scheduler(dataclasses.replace(LIMITS, n_pages=40)), []
+    for number in range(n):
+        sessions.append((CacheLease(), SequenceState([number] * 5, 1)))
+        lease, request = sessions[-1]
+        request.lease = lease
+        run_alone(scheduler, FakeCache(None), request)
+    return scheduler, sessions
+
+
+def ask_again(scheduler: Scheduler, sessions, shard: int) -> list[SequenceState]:
+    """The next requests of all sessions of a shard."""
+    again = [SequenceState([*s.tokens, 7], 3, lease=lease) for lease, s in sessions if lease.shard == shard]
+    for request in again:
+        scheduler.submit(request)
+    scheduler.schedule()
+    return again
+
+
+def test_a_session_waits_for_a_row_of_its_shard_where_the_others_have_as_many_sessions():
+    scheduler, sessions = spread_sessions(8)
+    assert Counter(lease.shard for lease, _ in sessions) == {0: 4, 1: 4}
+    again = ask_again(scheduler, sessions, shard=0)
+    assert [s.shard for s in again] == [0, 0, 0, -1] and again[3].computed == 0
+    scheduler.cancel(again[0])
+    scheduler.schedule()
+    assert again[3].shard == 0 and again[3].cached == 5
+
+
+def test_a_session_moves_to_a_shard_with_a_free_row_and_fewer_sessions_if_nobody_else_wants_the_row():
+    scheduler, sessions = spread_sessions(8)
+    there = [(lease, s) for lease, s in sessions if lease.shard == 1]
+    for lease, _ in there[:3]:
+        scheduler.drop(lease)
+    again = ask_again(scheduler, sessions, shard=0)
+    assert [s.shard for s in again] == [0, 0, 0, 1] and again[3].computed == 0
+    assert [scheduler._n_sessions(shard) for shard in (0, 1)] == [3, 2]
+
+
+def test_new_sessions_go_where_sessions_fit_even_if_another_shard_has_their_prompt():
+    scheduler, cache = Scheduler(dataclasses.replace(LIMITS, n_pages=40, fitting=2)), FakeCache(None)
+    leases = [CacheLease() for _ in range(5)]
+    for lease in leases:
+        run_alone(scheduler, cache, SequenceState([1] * 9, 1, lease=lease))
+    assert [lease.shard for lease in leases] == [0, 0, 1, 1, 0], "two fit into each shard, then the mean decides"

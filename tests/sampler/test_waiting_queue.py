@@ -20,7 +20,8 @@ from tests.many import many
 @settings(max_examples=many(200), deadline=None)
 @given(data=st.data())
 def test_the_first_is_that_of_a_sorted_list(data):
-    queue, waiting, running, parked = WaitingQueue(), [], [], {}
+    shards = 2
+    queue, waiting, running, parked, closed = WaitingQueue(shards), [], [], {}, set()
 
     def place(s):
         return -s.priority, sum(r.group == s.group for r in running), s.is_new, s.arrival
@@ -30,17 +31,22 @@ def test_the_first_is_that_of_a_sorted_list(data):
         for name in [name for name, by in parked.items() if by is s]:
             del parked[name]
 
+    actions = ["submit", "submit", "start", "start", "stop", "preempt", "cancel", "park", "close", "open", "leave"]
     for arrival in range(data.draw(st.integers(1, 60))):
-        action = data.draw(st.sampled_from(["submit", "submit", "start", "start", "stop", "preempt", "cancel", "park"]))
-        candidates = sorted((s for s in waiting if s.arrival not in parked), key=place)
+        action = data.draw(st.sampled_from(actions))
+        unparked = sorted((s for s in waiting if s.arrival not in parked), key=place)
+        candidates = [s for s in unparked if s.home not in closed]
         first = queue.first()
         assert first is (candidates[0] if candidates else None)
+        for shard in range(shards):
+            assert queue.has_lane(shard) == any(s.home == shard for s in unparked)
         if action == "submit":
             lease = data.draw(st.sampled_from([None, CacheLease(), CacheLease()]))
             if lease is not None:
                 lease.used = data.draw(st.booleans())
             priority, group = data.draw(st.integers(0, 1)), data.draw(st.integers(0, 3))
             waiting.append(SequenceState([1], 1, priority, group, lease, arrival=arrival))
+            waiting[-1].home = data.draw(st.integers(-1, shards - 1))
             queue.add(waiting[-1])
         elif action == "start" and first:
             waiting.remove(first)
@@ -53,6 +59,7 @@ def test_the_first_is_that_of_a_sorted_list(data):
             queue.count_running(s.group, -1)
             release(s)
             if action == "preempt":
+                s.home = -1
                 waiting.append(s)
                 queue.add(s)
         elif action == "cancel" and waiting:
@@ -62,6 +69,17 @@ def test_the_first_is_that_of_a_sorted_list(data):
         elif action == "park" and first and running:
             parked[first.arrival] = running[-1]
             queue.park(first, running[-1])
+        elif action in ("close", "open", "leave"):
+            shard = data.draw(st.integers(0, shards - 1))
+            if action == "close":
+                queue.close(shard)
+                closed.add(shard)
+            elif action == "open":
+                queue.open(shard)
+                closed.discard(shard)
+            elif in_lane := [s for s in unparked if s.home == shard]:
+                queue.leave_lane(shard)
+                assert in_lane[0].home == -1
         assert len(queue) == len(waiting) and set(map(id, queue)) == set(map(id, waiting))
 
 
@@ -75,7 +93,17 @@ def test_what_no_longer_holds_does_not_pile_up():
             oldest = queue.first()
             assert oldest is not None
             queue.remove(oldest)
-    assert len(queue._heads) <= 100 and len(queue._groups[None]) == 10
+    assert len(queue._heads) <= 100 and len(queue._lanes[-1][None]) == 10
+
+
+def test_requests_that_are_cancelled_behind_the_first_do_not_pile_up():
+    queue = WaitingQueue()
+    queue.add(SequenceState([1], 1, arrival=0))
+    for arrival in range(1, 5000):
+        cancelled = SequenceState([1], 1, arrival=arrival)
+        queue.add(cancelled)
+        queue.remove(cancelled)
+    assert len(queue._lanes[-1][None]) <= 100 and queue.first().arrival == 0
 
 
 def run_round(scheduler: Scheduler) -> list[SequenceState]:
@@ -152,13 +180,31 @@ def test_a_round_does_not_look_at_the_requests_that_wait():
     assert asyncio.run(lines(5000)) == asyncio.run(lines(50))
 
 
+def test_the_pages_of_a_request_that_was_cancelled_are_free_before_the_next_call():
+    """Even if the event loop has not yet reported the end of its future."""
+
+    async def main():
+        table = RequestTable(Scheduler(LIMITS), runner=Mock())
+        handle = RequestHandle(Request([1], SamplingParams(1)), 1, (), None, asyncio.get_running_loop().create_future())
+        table.add(handle)
+        handle.cancel()
+        table.free_done()
+        assert not table._scheduler.waiting
+        await asyncio.sleep(0)
+        table.free_done()
+
+    asyncio.run(main())
+
+
 def test_a_session_that_opens_wakes_no_other():
     async def lines(waiting):
-        gate = SessionGate(LIMITS, 100, lambda: 0, lambda: None)
-        tasks = [asyncio.create_task(gate.open(object, ahead=False)) for _ in range(waiting)]
-        await asyncio.sleep(0)
+        gate = SessionGate(LIMITS, lambda: None, lambda: False)
+        tasks = [asyncio.create_task(gate.open(ahead=False)) for _ in range(waiting)]
+        for _ in range(2):
+            await asyncio.sleep(0)
         n_open = gate.n_open
-        count = count_lines(lambda: [gate.close(0) for _ in range(5)])
+        places = [task.result() for task in tasks[:5]]
+        count = count_lines(lambda: [gate.close(place) for place in places])
         await asyncio.sleep(0)
         assert gate.n_open == n_open and sum(task.done() for task in tasks) == n_open + 5
         gate.end(RuntimeError("ended"))

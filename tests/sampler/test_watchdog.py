@@ -198,3 +198,24 @@ def test_zero_seconds_switch_it_off():
         watchdog.stop()
 
     asyncio.run(main())
+
+
+def test_a_request_waits_for_the_device_that_has_the_pages_of_its_session():
+    scheduler = Scheduler(dataclasses.replace(LIMITS, shards=2, rows=1))
+    lease = CacheLease()
+    first = SequenceState([1] * 5, 1, lease=lease)
+    scheduler.submit(first)
+    while scheduler.schedule():
+        if first.is_decoding:
+            scheduler.commit_decode(first, [1])
+            scheduler.finish(first)
+        else:
+            scheduler.commit_prefill(scheduler.schedule().prefill[0])
+    other = SequenceState([1] * 6, 1)  # has its prefix there
+    scheduler.submit(other)
+    scheduler.schedule()
+    scheduler.submit(SequenceState([1] * 9, 1, lease=lease))
+    activity = Activity(scheduler, scheduler.schedule(), None, False, 0)
+    assert other.shard == 0 and "1 for a slot on the device that has the pages of its session" in describe_stall(
+        activity, 60
+    )

@@ -15,7 +15,7 @@ from composer_jax.observe.progress import Progress
 from composer_jax.parallel.mesh import batch_shards
 from composer_jax.rl.config import RLConfig
 from composer_jax.rl.group_buffer import LateGroups
-from composer_jax.sampler.session_gate import SOFT_LIMIT, most_sessions
+from composer_jax.sampler.session_gate import SOFT_LIMIT
 from composer_jax.scale.plan import PlacedStep, place_steps, predict_step
 from composer_jax.scale.simulation.assumptions import Assumptions
 from composer_jax.scale.simulation.outcome import Outcome
@@ -84,7 +84,7 @@ class Study:
         """
         sampler, slots = self.config.sampler, self.speeds.decode_steps[-1][0]
         cache = (sampler.cache_tokens or sampler.slots * sampler.max_model_len) * slots / sampler.slots
-        return max(slots, most_sessions(SOFT_LIMIT, cache, longest_context, int(cache // sampler.max_model_len)))
+        return max(slots, int(cache // sampler.max_model_len), int(SOFT_LIMIT * cache / longest_context + 1e-9))
 
     def gains(self, fleet: Fleet, outcome: Outcome, on_hour: Callable[[], None] | None = None) -> dict[str, float]:
         """Returns by what fraction the steps per day grow if one thing is increased and the others stay.

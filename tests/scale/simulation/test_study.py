@@ -1,5 +1,6 @@
 """Drawn episodes, roles of a fleet, splits of chips, and what to buy next."""
 
+import asyncio
 import dataclasses
 import math
 import sys
@@ -9,6 +10,8 @@ import pytest
 
 from composer_jax.errors import UserError
 from composer_jax.rl.config import RLConfig
+from composer_jax.sampler.config import make_limits
+from composer_jax.sampler.session_gate import SessionGate
 from composer_jax.scale.simulation.assumptions import Assumptions
 from composer_jax.scale.simulation.roles import Fleet, Speeds, make_roles
 from composer_jax.scale.simulation.simulation import Simulation
@@ -92,6 +95,22 @@ def test_the_cache_of_a_replica_holds_the_sessions_that_the_gate_would_open(cach
     """16 slots of one replica and max_model_len=32; 0 is room for 16 contexts of that length."""
     config = run_config(small_config(sampler__cache_tokens=cache_tokens))
     assert Study(dataclasses.replace(config, rl=small_study().config.rl), SPEEDS, QUIET).sessions(context) == sessions
+
+    async def open_sessions() -> int:
+        """A gate that has learned what a session needs opens as many."""
+        sizes = dataclasses.replace(config.sampler, slots=16, page_size=1, cache_tokens=cache_tokens or 16 * 32)
+        gate = SessionGate(make_limits(sizes, 1, config.model), lambda: None, lambda: False)
+        for _ in range(1000):
+            place = await gate.open(ahead=False)
+            gate.note(place, int(context))
+            gate.close(place)
+        opening = [asyncio.create_task(gate.open(ahead=False)) for _ in range(500)]
+        await asyncio.sleep(0)
+        gate.end(RuntimeError("ended"))
+        await asyncio.gather(*opening, return_exceptions=True)
+        return gate.n_open
+
+    assert asyncio.run(open_sessions()) == sessions
 
 
 @pytest.mark.parametrize(("sessions", "at_least", "at_most"), [(64, 0.2, 0.25), (256, 0.85, 1.0)])
