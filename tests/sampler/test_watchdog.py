@@ -201,21 +201,17 @@ def test_zero_seconds_switch_it_off():
 
 
 def test_a_request_waits_for_the_device_that_has_the_pages_of_its_session():
-    scheduler = Scheduler(dataclasses.replace(LIMITS, shards=2, rows=1))
-    lease = CacheLease()
-    first = SequenceState([1] * 5, 1, lease=lease)
-    scheduler.submit(first)
-    while scheduler.schedule():
-        if first.is_decoding:
-            scheduler.commit_decode(first, [1])
-            scheduler.finish(first)
-        else:
-            scheduler.commit_prefill(scheduler.schedule().prefill[0])
-    other = SequenceState([1] * 6, 1)  # has its prefix there
-    scheduler.submit(other)
+    scheduler, leases = Scheduler(dataclasses.replace(LIMITS, shards=2, rows=1)), [CacheLease(), CacheLease()]
+    for token, lease in enumerate(leases):
+        first = SequenceState([token] * 5, 1, lease=lease)
+        scheduler.submit(first)
+        for chunk in scheduler.schedule().prefill:
+            scheduler.commit_prefill(chunk)
+        scheduler.commit_decode(first, [1])
+        scheduler.finish(first)
+    assert [lease.shard for lease in leases] == [0, 1]
+    scheduler.submit(SequenceState([0] * 6, 1))  # finds its prefix on the first device
     scheduler.schedule()
-    scheduler.submit(SequenceState([1] * 9, 1, lease=lease))
+    scheduler.submit(SequenceState([0, 0, 0, 0, 0, 1, 2], 1, lease=leases[0]))
     activity = Activity(scheduler, scheduler.schedule(), None, False, 0)
-    assert other.shard == 0 and "1 for a slot on the device that has the pages of its session" in describe_stall(
-        activity, 60
-    )
+    assert "1 for a slot on the device that has the pages of its session" in describe_stall(activity, 60)
