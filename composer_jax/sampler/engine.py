@@ -147,7 +147,7 @@ class Sampler:
 
         Raises:
           ValueError: weights of another network.
-          UserError: what would be installed has other checksums; the old weights stay.
+          UserError: what would be installed has other checksums, or leaves no room for the cache; the old weights stay.
         """
         if self.is_serving:
             raise RuntimeError("this sampler is serving; use update_serving inside the block")

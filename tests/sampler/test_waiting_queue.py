@@ -33,13 +33,12 @@ def test_the_first_is_that_of_a_sorted_list(data):
 
     actions = ["submit", "submit", "start", "start", "stop", "preempt", "cancel", "park", "close", "open", "leave"]
     for arrival in range(data.draw(st.integers(1, 60))):
-        action = data.draw(st.sampled_from(actions))
+        action, shard = data.draw(st.sampled_from(actions)), data.draw(st.integers(0, shards - 1))
         unparked = sorted((s for s in waiting if s.arrival not in parked), key=place)
         candidates = [s for s in unparked if s.home not in closed]
         first = queue.first()
         assert first is (candidates[0] if candidates else None)
-        for shard in range(shards):
-            assert queue.has_lane(shard) == any(s.home == shard for s in unparked)
+        assert queue.has_lane(shard) == any(s.home == shard for s in unparked)
         if action == "submit":
             lease = data.draw(st.sampled_from([None, CacheLease(), CacheLease()]))
             if lease is not None:
@@ -69,17 +68,15 @@ def test_the_first_is_that_of_a_sorted_list(data):
         elif action == "park" and first and running:
             parked[first.arrival] = running[-1]
             queue.park(first, running[-1])
-        elif action in ("close", "open", "leave"):
-            shard = data.draw(st.integers(0, shards - 1))
-            if action == "close":
-                queue.close(shard)
-                closed.add(shard)
-            elif action == "open":
-                queue.open(shard)
-                closed.discard(shard)
-            elif in_lane := [s for s in unparked if s.home == shard]:
-                queue.leave_lane(shard)
-                assert in_lane[0].home == -1
+        elif action == "close":
+            closed.add(shard)
+            queue.close(shard)
+        elif action == "open":
+            closed.discard(shard)
+            queue.open(shard)
+        elif action == "leave" and (lane := [s for s in unparked if s.home == shard]):
+            queue.leave_lane(shard)
+            assert lane[0].home == -1
         assert len(queue) == len(waiting) and set(map(id, queue)) == set(map(id, waiting))
 
 
