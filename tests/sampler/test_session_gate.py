@@ -412,7 +412,9 @@ def play_episodes(new_sampler, monkeypatch, slots, cache_tokens, shards, lengths
 
     run_virtually(main())
     in_use = [fraction for n, fraction in used if n > 4 * slots]
-    return float(np.mean(in_use)) if in_use else 0.0, sampler.prefilled_tokens / sum(lengths)
+    mean, prefilled = float(np.mean(in_use)) if in_use else 0.0, sampler.prefilled_tokens / sum(lengths)
+    print(f"\n{slots} slots, {shards} shards, {cache_tokens=}: {mean:.2f} in use, {prefilled:.2f} tokens per turn")
+    return mean, prefilled
 
 
 def test_episodes_have_a_slot_each_where_the_cache_holds_no_more(new_sampler, monkeypatch):
