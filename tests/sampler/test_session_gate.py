@@ -429,7 +429,7 @@ def test_tools_leave_their_slots_to_others_where_the_cache_holds_more_sessions(n
     assert used >= 0.85 and prefilled < 1.1 * NECESSARY
 
 
-def test_short_episodes_at_the_start_cost_each_of_the_others_its_context_once_at_most(new_sampler, monkeypatch):
+def test_after_short_episodes_at_the_start_few_contexts_are_computed_again(new_sampler, monkeypatch):
     """The first 60 episodes, which end after a turn, say that the cache holds three times as many as it does."""
     _, prefilled = play_episodes(new_sampler, monkeypatch, 8, 1024, 1, [1] * 60 + [TURNS] * 60)
     assert prefilled < 1.5 * NECESSARY
