@@ -42,7 +42,7 @@ def main() -> None:
     assumed = Assumptions()
     workload = DrawnWorkload(assumed, group_size=16, max_model_len=32_768, max_turns=400)
     fleet = Fleet(2 * args.sandboxes, 128 * (args.sandboxes // 100), args.sandboxes)
-    roles = make_roles(fleet, SPEEDS, assumed, workload.prefilled_per_sampled)
+    roles = make_roles(fleet, SPEEDS, assumed, workload.prefilled_per_sampled, SPEEDS.decode_steps[-1][0])
     simulation = Simulation(config, roles, workload, episode_seconds=14_400.0, parts=args.parts)
     began, cpu_began = time.perf_counter(), time.process_time()
     with Progress(args.hours + WARM_UP_HOURS, "simulated hours", "simulation") as progress:

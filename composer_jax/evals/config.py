@@ -67,8 +67,9 @@ class EvaluateConfig:
     """Training stages in which the suites of `every` run. SFT makes a sampler for them, whose weights and cache need
     memory beside the training state while a suite runs."""
     slots_fraction: float = 0.25
-    """Fraction of sampler.slots that the suites of `every` have while RL plays in the others, at least one slot. They
-    have all slots in SFT and under rl.deterministic, where nothing else plays meanwhile."""
+    """Episodes of the suites of `every` that play at once while RL plays others, as a fraction of sampler.slots, at
+    least one. In SFT and under rl.deterministic nothing else plays meanwhile, and as many play as the sampler opens
+    sessions for and agent.concurrency has sandboxes for."""
     temperature: float = 1.0
     """Temperature of all evaluations; 0 is greedy, and attempts at a task then agree."""
     effort: str = ""

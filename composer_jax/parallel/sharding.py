@@ -7,11 +7,12 @@ So every collective of a step is a line of code here, in dispatch/, or in the lo
 
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
@@ -144,3 +145,10 @@ def psum_tensor(partial: jax.Array) -> jax.Array:
 def _rule(logical: str | None) -> tuple[str, ...]:
     """Returns the mesh axes that shard a logical axis."""
     return LOGICAL_AXIS_RULES.get(logical, ()) if logical else ()
+
+
+def bytes_per_device(tree: Any) -> float:
+    """Returns the bytes of one device's shards of a tree of arrays, in its own and in the host's memory."""
+    return float(
+        sum(math.prod(a.sharding.shard_shape(a.shape)) * np.dtype(a.dtype).itemsize for a in jax.tree.leaves(tree))
+    )

@@ -108,7 +108,7 @@ class PinnedEvaluation:
         assert not self.is_running, "the weights of a running evaluation were replaced"
         if self._evaluate is not None:
             self._task = asyncio.ensure_future(self._evaluate(step, version))
-            await asyncio.sleep(0)  # its episodes ask for slots before those of training that start now
+            await asyncio.sleep(0)  # its episodes ask for sessions before those of training that start now
 
     async def end(self) -> None:
         """Waits until the evaluation has ended. Raises what it raised."""

@@ -23,17 +23,18 @@ class SamplerConfig:
     """
 
     slots: int = 16
-    """Requests that run at once, over all devices; a multiple of the batch shards of the sampler's mesh."""
+    """Requests that run at once, over all devices; a multiple of the batch shards of the sampler's mesh. Episodes have
+    a slot while they sample; how many are open at once follows from `cache_tokens` (sampler/session_gate.py)."""
     max_model_len: int = 512
     """Tokens that one context can hold; at most the model's max_context."""
     page_size: int = 64
     """Tokens per page of the cache. Contexts share whole pages, so smaller pages share more and cost more to read."""
     cache_tokens: int = 0
-    """Tokens in the cache, over all devices; 0 is room for `slots` contexts of max_model_len tokens. With less,
-    requests wait while the cache is full, and the last that came give way to those before. Where every layer of the
-    model has a sliding window, a context takes no more than its window and one call, and the cache may be smaller than
-    a context.
-    """
+    """Tokens in the cache, over all devices; 0 is room for `slots` contexts of max_model_len tokens. A cache that does
+    not fit beside the weights is refused with the largest number that does. Episodes that take less than
+    max_model_len leave room for more episodes than slots, so that slots are in use while tools run. While the cache is
+    full, requests wait, and the last that came give way to those before. Where every layer of the model has a sliding
+    window, a context takes no more than its window and one call, and the cache may be smaller than a context."""
     decode_steps: int = 8
     """Tokens per decode call. Fewer react faster to a finished message, more have less overhead."""
     prefill_shapes: tuple[tuple[int, int], ...] = ((16, 32), (4, 128))
@@ -114,7 +115,9 @@ def make_limits(config: SamplerConfig, shards: int, model: ModelConfig) -> Limit
     spare_pages = -(-min(MOST_SCORED, config.max_model_len) // page)
     shapes = tuple(config.prefill_shapes)
     limits = Limits(page, n_pages, shards, rows, shapes, config.decode_steps, window, spare_pages)
-    needed = min(config.max_model_len, limits.most_pages(config.max_model_len) * page)
+    longest = limits.most_pages(config.max_model_len)
+    limits = dataclasses.replace(limits, fitting=n_pages // longest)
+    needed = min(config.max_model_len, longest * page)
     if cache_tokens < needed:
         raise UserError(
             f"sampler.cache_tokens={config.cache_tokens} gives each of {shards} devices {cache_tokens} tokens, less "

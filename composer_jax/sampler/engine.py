@@ -27,8 +27,9 @@ from composer_jax.sampler.rollout_weights import rollout_model_def
 from composer_jax.sampler.run_schedule import run_schedule
 from composer_jax.sampler.runner import RowScores, Runner
 from composer_jax.sampler.scheduler import Scheduler
-from composer_jax.sampler.sequence import SchedulerOutput
-from composer_jax.sampler.session import EngineSession, SessionSlots
+from composer_jax.sampler.sequence import CacheLease, SchedulerOutput
+from composer_jax.sampler.session import EngineSession
+from composer_jax.sampler.session_gate import SessionGate
 from composer_jax.sampler.several_processes import (
     Leader,
     OnCall,
@@ -47,6 +48,8 @@ PauseMode = Literal["keep", "wait", "abort"]
 class SamplerStats:
     """What a sampler is doing, and has done."""
 
+    sessions: int
+    """Open sessions, whether or not a request of theirs runs."""
     waiting: int
     running: int
     preemptions: int
@@ -77,12 +80,17 @@ class Sampler:
         *,
         end_tokens: Sequence[int],
         decode: Decode | None = None,
+        most_sessions: int | None = None,
+        only_fitting: bool = False,
     ) -> None:
         """
         Args:
           mesh: the run's mesh; with config.mesh the sampler makes its own over the same devices.
           end_tokens: ids that end a message, such as ChatFormat.end_tokens.
           decode: text of token ids, which requests with stop strings need.
+          most_sessions: that are open at once, whatever the cache holds; None: no such bound.
+          only_fitting: opens no more sessions than there are slots, and none that may not fit into the cache. Then no
+            session gives up its pages, and no bit of what it samples depends on how long tools take.
 
         Raises:
           UserError: sizes of `config` that do not fit the mesh or the model.
@@ -104,6 +112,15 @@ class Sampler:
         self.learner_checksums = self._runner.checksum_program.of_learner
         self._scheduler = Scheduler(self.limits)
         self._requests = RequestTable(self._scheduler, self._runner)
+        self._new_gate = functools.partial(
+            SessionGate,
+            self.limits,
+            self._raise_if_ended,
+            lambda: bool(self._scheduler.running or self._scheduler.waiting),
+            most_sessions=most_sessions,
+            only_fitting=only_fitting,
+        )
+        self._sessions = self._new_gate()
         self._update: WeightUpdate | None = None
         self._speculation = Speculation(config.drafts, config.draft_tokens) if config.drafts else None
         self._calls: SchedulerOutput | None = None  # those that are running
@@ -130,7 +147,7 @@ class Sampler:
 
         Raises:
           ValueError: weights of another network.
-          UserError: what would be installed has other checksums; the old weights stay.
+          UserError: what would be installed has other checksums, or leaves no room for the cache; the old weights stay.
         """
         if self.is_serving:
             raise RuntimeError("this sampler is serving; use update_serving inside the block")
@@ -242,6 +259,7 @@ class Sampler:
         """Numbers of requests and pages at this moment."""
         scheduler, speculation = self._scheduler, self._speculation
         return SamplerStats(
+            sessions=self._sessions.n_open,
             waiting=len(scheduler.waiting),
             running=len(scheduler.running),
             preemptions=scheduler.preemptions,
@@ -272,7 +290,7 @@ class Sampler:
         self._leaving, self._work = False, asyncio.Event()
         self._pause_mode: PauseMode | None = None
         self._will_resume, self._paused = False, asyncio.Event()
-        self._sessions = SessionSlots(self.config.slots, self._raise_if_ended)
+        self._sessions = self._new_gate()
         self.is_serving = True
         try:
             async with Leader(self._runner, self._work.set) as self._leader:
@@ -320,10 +338,10 @@ class Sampler:
             self.is_serving = False
 
     async def open(self, seed: int, *, ahead: bool = False) -> EngineSession:
-        """See TrainablePolicy.open. At most config.slots sessions are open, so their contexts fit into the cache."""
-        on_close = functools.partial(self._close, self._sessions)
-        new_session = lambda: EngineSession(self.submit, self.config.max_model_len, seed, on_close)  # noqa: E731
-        return await self._sessions.open(new_session, ahead=ahead)
+        """See TrainablePolicy.open. The memory of the cache bounds the open sessions (session_gate.py)."""
+        gate = self._sessions
+        place = await gate.open(ahead=ahead)
+        return EngineSession(self.submit, self.config.max_model_len, seed, gate, place, self._close)
 
     def submit(self, request: Request) -> RequestHandle:
         """Queues a request; the handle gives its Sample, or what it samples as it does.
@@ -342,10 +360,9 @@ class Sampler:
         self._work.set()
         return handle
 
-    def _close(self, sessions: SessionSlots, session: EngineSession) -> None:
-        """Closes one of the sessions of a serving, also after its end."""
-        self._requests.close(session.lease)
-        sessions.close(session)
+    def _close(self, lease: CacheLease) -> None:
+        """Frees the pages of a session, also after the end of its serving."""
+        self._requests.close(lease)
         self._work.set()
 
     def _raise_if_ended(self) -> None:
@@ -395,7 +412,7 @@ class Sampler:
         finally:
             self._watchdog.stop()
             self._error, self._calls = reason, None
-            self._sessions.wake()
+            self._sessions.end(reason)
             self._paused.set()
             if self._update is not None:
                 self._update.resolve(reason)

@@ -120,7 +120,7 @@ class TrainablePolicy(ServingPolicy, Protocol):
     async def open(self, seed: int, *, ahead: bool = False) -> Session:
         """See Policy.open.
 
-        ahead: whether the session opens before all others that wait for a slot.
+        ahead: whether the session opens before all others that wait.
         """
         ...
 

@@ -3,7 +3,7 @@
 import asyncio
 import dataclasses
 import itertools
-from collections.abc import AsyncGenerator, Generator, Hashable, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Hashable, Sequence
 
 import numpy as np
 
@@ -60,6 +60,8 @@ class RequestHandle:
         self._end_ids = {*end_tokens, *params.stop_ids}
         self._settled = 0  # tokens that `settle` has seen
         self._progress = asyncio.Event()
+        self.on_cancel: Callable[[RequestHandle], None] = lambda _: None
+        """Called by `cancel` before the event loop reports the end to others."""
         self._stop_text = None
         if params.stop_strings:
             assert decode is not None, "a sampler refuses stop strings without a decoder"
@@ -90,7 +92,8 @@ class RequestHandle:
 
     def cancel(self) -> None:
         """Ends the request; its pages are free before the next device call."""
-        self.future.cancel()
+        if self.future.cancel():
+            self.on_cancel(self)
 
     # -- for the engine ------------------------------------------------------------------------------------------
 

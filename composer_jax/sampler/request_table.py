@@ -17,12 +17,15 @@ class RequestTable:
     def __init__(self, scheduler: Scheduler, runner: Runner) -> None:
         self._scheduler, self._runner = scheduler, runner
         self._handles: dict[int, RequestHandle] = {}  # by the id of their sequence
+        self._done: list[RequestHandle] = []
         self._closed_leases: list[CacheLease] = []
 
     def add(self, handle: RequestHandle) -> None:
         """Queues a request."""
         self._scheduler.submit(handle.sequence)
         self._handles[id(handle.sequence)] = handle
+        handle.on_cancel = self._done.append
+        handle.future.add_done_callback(lambda _: self._done.append(handle))
 
     def handles(self, sequences: Sequence[SequenceState]) -> list[RequestHandle]:
         """Returns the handles of sequences."""
@@ -33,24 +36,27 @@ class RequestTable:
         self._closed_leases.append(lease)
 
     def free_done(self) -> None:
-        """Frees the pages of requests that were cancelled or failed, and of sessions that were closed."""
-        for key, handle in list(self._handles.items()):
-            if handle.future.done():
-                self._scheduler.cancel(handle.sequence)
-                del self._handles[key]
+        """Frees the pages of requests that were cancelled or failed, and of sessions that were closed.
+
+        The time is proportional to their number. The event loop reports a request whose future was cancelled (not by
+        RequestHandle.cancel) in its next round.
+        """
+        for handle in self._done:
+            self._forget(handle)
+        self._done.clear()
         for lease in self._closed_leases:
             self._scheduler.drop(lease)
         self._closed_leases.clear()
 
     def end_all(self, reason: Exception | None = None) -> None:
         """Ends every request with an exception, or with what it has sampled and the finish reason "cancelled"."""
-        for handle in self._handles.values():
-            if handle.future.done():
-                continue
-            if reason is None:
-                handle.finish("cancelled")
-            else:
-                handle.future.set_exception(reason)
+        for handle in list(self._handles.values()):
+            if not handle.future.done():
+                if reason is None:
+                    handle.finish("cancelled")
+                else:
+                    handle.future.set_exception(reason)
+            self._forget(handle)
         self.free_done()
 
     async def commit(self, schedule: SchedulerOutput, results: StepOutput) -> None:
@@ -79,3 +85,8 @@ class RequestTable:
             self._scheduler.finish(handle.sequence)
             del self._handles[id(handle.sequence)]
             handle.finish(reason, routing)
+
+    def _forget(self, handle: RequestHandle) -> None:
+        """Frees the pages of a request, unless its end has done that already."""
+        if self._handles.pop(id(handle.sequence), None) is not None:
+            self._scheduler.cancel(handle.sequence)

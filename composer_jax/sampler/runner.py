@@ -16,6 +16,7 @@ from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.frames import Frame
 from composer_jax.models.model_def import ModelDef, Params
 from composer_jax.parallel.command_channel import CommandSender
+from composer_jax.sampler.cache_memory import require_room
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.decode import DecodedTokens, DecodeRows
 from composer_jax.sampler.policy import TopLogprobs
@@ -88,7 +89,7 @@ class Runner:
         self, definition: ModelDef, mesh: Mesh, config: SamplerConfig, limits: Limits, end_tokens: Sequence[int]
     ) -> None:
         """config: of the sampler, with sizes that fit the mesh and the model. limits: made from it."""
-        self.definition, self.mesh, self.limits = definition, mesh, limits
+        self.definition, self.mesh, self.limits, self._config = definition, mesh, limits, config
         page = limits.page_size
         self._table_length = -(-config.max_model_len // page)
         platform, has_window = mesh.devices.flat[0].platform, definition.config.sliding_window is not None
@@ -138,18 +139,19 @@ class Runner:
     ) -> None:
         """Takes the weights in this runner's layout and dtypes; with copy=False, arrays that have them are shared.
 
-        Raises ValueError for weights of another network, and UserError if the new weights have other checksums; the old
-        weights stay then.
+        The first call makes the cache. Raises ValueError for weights of another network, and UserError if the new
+        weights have other checksums, or leave no room for the cache; the old weights stay then.
 
         Args:
           checksums: what the learner says this version has (sampler/weight_checksums.py); None: those of the arguments.
         """
-        if self._cache is None:
-            self._cache = self._new_cache()
         expected = self.checksum_program.of_learner(params) if checksums is None else checksums
         weights = self._rollout_weights.to_rollout(params, router_bias, copy=copy)
         arrived = self.checksum_program.of_sampler(weights[0])
         require_equal(arrived, expected, version, self.installed)
+        if self._cache is None:
+            require_room(self.definition, self.mesh, self._config, self.limits)
+            self._cache = self._new_cache()
         self._weights, self.installed = weights, (version, arrived)
 
     # -- calls ---------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from collections.abc import Iterable
 
 from composer_jax.sampler.prefix_tree import PagePool, PrefixNode, PrefixTree
 from composer_jax.sampler.sequence import NO_PAGE, CacheLease, Limits, PrefillChunk, SchedulerOutput, SequenceState
+from composer_jax.sampler.waiting_queue import WaitingQueue
 
 
 class Scheduler:
@@ -27,12 +28,14 @@ class Scheduler:
         self.limits = limits
         self.pools = [PagePool(limits.n_pages) for _ in range(limits.shards)]
         self.trees = [PrefixTree(pool, limits.page_size, limits.window) for pool in self.pools]
-        self.waiting: list[SequenceState] = []
+        self.waiting = WaitingQueue(limits.shards)
         self.running: list[SequenceState] = []
         """In the order of admission."""
         self.preemptions = 0
-        self._leases: dict[int, CacheLease] = {}  # idle ones with pages, by id
-        self._arrivals, self._clock = itertools.count(), itertools.count(1)
+        self._leases: list[dict[int, CacheLease]] = [{} for _ in range(limits.shards)]
+        """Idle ones with pages by id, of each shard, the longest idle first."""
+        self._n_running = [0] * limits.shards
+        self._arrivals = itertools.count()
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -42,7 +45,7 @@ class Scheduler:
         most = self.limits.most_pages(len(sequence.tokens) + sequence.budget)
         assert most <= self.limits.n_pages, "the sequence is longer than the cache"
         sequence.arrival = next(self._arrivals)
-        self.waiting.append(sequence)
+        self._wait(sequence)
 
     def cancel(self, sequence: SequenceState) -> None:
         """Forgets a sequence and frees what only it uses."""
@@ -59,14 +62,14 @@ class Scheduler:
             return
         self._publish(sequence)
         self._skip_pages(sequence)
-        self.running.remove(sequence)
+        self._leave(sequence)
         self.drop(lease)
         n_pages = self.limits.pages_for(sequence.computed)
         lease.shard, lease.tokens, lease.prefix = shard, tokens, sequence.prefix
         lease.tail, lease.n_skipped = sequence.pages[sequence.first_own : n_pages], sequence.n_skipped
         self.pools[shard].give_back(sequence.pages[n_pages:])
-        lease.used = next(self._clock)
-        self._leases[id(lease)] = lease
+        lease.used = True
+        self._leases[shard][id(lease)] = lease
         sequence.forget_pages()
 
     def drop(self, lease: CacheLease) -> None:
@@ -74,7 +77,7 @@ class Scheduler:
         if lease.prefix is not None:
             self.trees[lease.shard].release(lease.prefix, lease.n_skipped)
             self.pools[lease.shard].give_back(lease.tail)
-            self._leases.pop(id(lease), None)
+            self._leases[lease.shard].pop(id(lease), None)
             lease.prefix, lease.tail, lease.tokens, lease.shard, lease.n_skipped = None, [], [], -1, 0
 
     # -- weights -------------------------------------------------------------------------------------------------
@@ -87,8 +90,9 @@ class Scheduler:
     def recompute(self) -> None:
         """Makes all contexts compute again: running sequences return to the queue, nothing cached is found any more."""
         self.keep_running()
-        for lease in list(self._leases.values()):
-            self.drop(lease)
+        for leases in self._leases:
+            for lease in list(leases.values()):
+                self.drop(lease)
         for sequence in self.running[::-1]:
             self._preempt(sequence)
 
@@ -107,7 +111,7 @@ class Scheduler:
         size = self.limits.page_size
         private = sum(min(len(s.tokens), len(s.pages) * size) - s.first_own * size for s in self.running)
         private_pages = sum(len(s.pages) - s.first_own for s in self.running)
-        for lease in self._leases.values():
+        for lease in itertools.chain.from_iterable(leases.values() for leases in self._leases):
             private += len(lease.tokens) - (self.limits.pages_for(len(lease.tokens)) - len(lease.tail)) * size
             private_pages += len(lease.tail)
         return private + (self.n_held_pages - private_pages) * size
@@ -129,6 +133,7 @@ class Scheduler:
         assert sequence.computed == chunk.start, "a chunk was computed out of order"
         sequence.computed += chunk.count
         self._publish(sequence)
+        self.waiting.unpark(sequence)
 
     def commit_decode(self, sequence: SequenceState, tokens: list[int]) -> None:
         """Appends what a decode call sampled."""
@@ -145,32 +150,70 @@ class Scheduler:
     # -- admission -----------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        while self.waiting:
-            running = Counter(sequence.group for sequence in self.running)
-            self.waiting.sort(key=lambda s: (-s.priority, running[s.group], s.arrival))
+        """Starts requests that wait while there are rows and pages."""
+        while min(self._n_running) < self.limits.rows:
+            sequence = self.waiting.first()
+            if sequence is None:
+                if not self._move_one():
+                    return
             # One whose prefix is being computed waits for it, and delays nobody.
-            candidates = (s for s in self.waiting if not self.awaits_prefix(s))
-            sequence = next(candidates, None)
-            if sequence is None or not self._admit_one(sequence):
+            elif (running := self.awaits_prefix(sequence)) is not None:
+                self.waiting.park(sequence, running)
+            elif not self._admit_one(sequence):
                 return
 
     def _admit_one(self, sequence: SequenceState) -> bool:
         for shard in self._shards_by_preference(sequence):
-            if sum(s.shard == shard for s in self.running) < self.limits.rows and self._start(sequence, shard):
+            if self._n_running[shard] < self.limits.rows and self._start(sequence, shard):
                 self.waiting.remove(sequence)
                 self.running.append(sequence)
+                self._n_running[shard] += 1
+                self.waiting.count_running(sequence.group, 1)
+                if self._n_running[shard] == self.limits.rows:
+                    self.waiting.close(shard)
                 return True
         return False
 
     def _shards_by_preference(self, sequence: SequenceState) -> list[int]:
-        """The shards, first the one that has the most of the context."""
+        """The shards, first the one that has the most of the context.
 
-        def cost(shard: int) -> tuple[bool, int, int, int]:
-            own = sequence.lease is not None and sequence.lease.shard == shard
+        A session comes to a shard that has fewer sessions than fit into it or than the mean, and one that leaves its
+        shard to the one with the fewest, so that all shards have about as many.
+        """
+        lease, shards = sequence.lease, range(self.limits.shards)
+        room = max(self.limits.fitting, sum(map(self._n_sessions, shards)) // len(shards) + 1)
+
+        def cost(shard: int) -> tuple[bool, int, int, int, int]:
+            n_sessions = 0 if lease is None else self._n_sessions(shard)
+            crowded = n_sessions if lease is not None and lease.shard >= 0 else n_sessions // room
             cached = len(self.trees[shard].match(sequence.tokens).path())
-            return not own, -cached, sum(s.shard == shard for s in self.running), -self._n_available(shard)
+            own = lease is not None and lease.shard == shard
+            return not own, crowded, -cached, self._n_running[shard], -self._n_available(shard)
 
-        return sorted(range(self.limits.shards), key=cost)
+        return sorted(shards, key=cost)
+
+    def _move_one(self) -> bool:
+        """Lets a request leave a shard without a free row for one with fewer sessions, where nobody else wants the row.
+
+        The session computes its context again there, and stays. False where no move makes the shards more even.
+        """
+        shards, rows = range(self.limits.shards), self.limits.rows
+        fewest = min(self._n_sessions(shard) for shard in shards if self._n_running[shard] < rows)
+        full = [shard for shard in shards if self._n_running[shard] == rows and self.waiting.has_lane(shard)]
+        crowded = max(full, key=self._n_sessions, default=None)
+        if crowded is None or self._n_sessions(crowded) < fewest + 2:
+            return False
+        self.waiting.leave_lane(crowded)
+        return True
+
+    def _n_sessions(self, shard: int) -> int:
+        """Sessions with pages on a shard, and requests without a session that run there."""
+        return len(self._leases[shard]) + self._n_running[shard]
+
+    def _wait(self, sequence: SequenceState) -> None:
+        """Queues a request."""
+        sequence.home = -1 if sequence.lease is None else sequence.lease.shard
+        self.waiting.add(sequence)
 
     def _start(self, sequence: SequenceState, shard: int) -> bool:
         """Gives a waiting sequence what is cached of its context and pages for the rest, if there are enough."""
@@ -195,13 +238,8 @@ class Scheduler:
         pages = [NO_PAGE] * n_skipped + _pages_of(path[n_skipped:]) + tail
         missing = self._n_prefilling(n, computed) - len(pages)
         # A page for each running sequence is left, so that the newcomer is not preempted at once.
-        spare = sum(s.shard == shard for s in self.running)
-        if resumes:
-            self._leases.pop(id(lease))
-        if not self._make_room(shard, missing + spare):
-            if resumes:
-                assert lease is not None
-                self._leases[id(lease)] = lease
+        spare = self._n_running[shard]
+        if not self._make_room(shard, missing + spare, keep=lease if resumes else None):
             tree.release(prefix, n_skipped)
             return False
         if lease is not None:
@@ -217,22 +255,22 @@ class Scheduler:
         """Whether a shard has the pages that a waiting sequence starts with, if idle leases give way; for reports."""
         computed = len(self.trees[shard].match(sequence.tokens[:-1]).path()) * self.limits.page_size
         needed = self._n_prefilling(len(sequence.tokens), computed) - self.limits.pages_for(computed)
-        idle = sum(len(lease.tail) for lease in self._leases.values() if lease.shard == shard)
-        running = sum(s.shard == shard for s in self.running)
-        return needed + running <= self._n_available(shard) + idle
+        idle = sum(len(lease.tail) for lease in self._leases[shard].values())
+        return needed + self._n_running[shard] <= self._n_available(shard) + idle
 
-    def awaits_prefix(self, sequence: SequenceState) -> bool:
-        """Whether a running prefill is about to compute a page of this context that is not cached yet."""
+    def awaits_prefix(self, sequence: SequenceState) -> SequenceState | None:
+        """Returns a running request whose prefill is about to compute a page of this context that is not cached yet."""
         size = self.limits.page_size
         if not sequence.uses_cache or all(s.is_decoding for s in self.running):
-            return False
+            return None
         cached = max(len(tree.match(sequence.tokens).path()) for tree in self.trees) * size
         if sequence.lease is not None:
             cached = max(cached, len(sequence.lease.tokens))
         end = (cached // size + 1) * size
         if end > len(sequence.tokens) - 1:
-            return False
-        return any(s.computed < end < len(s.tokens) and s.tokens[:end] == sequence.tokens[:end] for s in self.running)
+            return None
+        computing = (s for s in self.running if s.computed < end < len(s.tokens))
+        return next((s for s in computing if s.tokens[:end] == sequence.tokens[:end]), None)
 
     # -- calls ---------------------------------------------------------------------------------------------------
 
@@ -292,7 +330,7 @@ class Scheduler:
     def _preempt(self, sequence: SequenceState) -> None:
         """Returns a running sequence to the queue. It keeps what it sampled, and what it computed stays cached."""
         self._stop(sequence)
-        self.waiting.append(sequence)
+        self._wait(sequence)
         self.preemptions += 1
 
     def _shape_for(self, sequence: SequenceState) -> tuple[int, int]:
@@ -304,17 +342,14 @@ class Scheduler:
     def _n_available(self, shard: int) -> int:
         return self.pools[shard].n_free + self.trees[shard].n_reclaimable
 
-    def _make_room(self, shard: int, n: int) -> bool:
-        """Frees cached contexts, then idle leases, until n pages are free; False if that is not enough."""
+    def _make_room(self, shard: int, n: int, keep: CacheLease | None = None) -> bool:
+        """Frees cached contexts, then idle leases but `keep`, until n pages are free; False if that is not enough."""
         pool, tree = self.pools[shard], self.trees[shard]
-        if n > self._n_available(shard):
-            for lease in sorted(self._leases.values(), key=lambda lease: lease.used):
-                if lease.shard == shard:
-                    self.drop(lease)
-                    if n <= self._n_available(shard):
-                        break
-            else:
+        while n > self._n_available(shard):
+            lease = next((lease for lease in self._leases[shard].values() if lease is not keep), None)
+            if lease is None:
                 return False
+            self.drop(lease)
         tree.reclaim(max(0, n - pool.n_free))
         return True
 
@@ -343,11 +378,19 @@ class Scheduler:
 
     def _stop(self, sequence: SequenceState) -> None:
         self._publish(sequence)
-        self.running.remove(sequence)
+        self._leave(sequence)
         assert sequence.prefix is not None
         self.trees[sequence.shard].release(sequence.prefix, sequence.n_skipped)
         self.pools[sequence.shard].give_back(sequence.pages[sequence.first_own :])
         sequence.forget_pages()
+
+    def _leave(self, sequence: SequenceState) -> None:
+        """Frees the decode slot of a running sequence."""
+        self.running.remove(sequence)
+        self._n_running[sequence.shard] -= 1
+        self.waiting.count_running(sequence.group, -1)
+        self.waiting.open(sequence.shard)
+        self.waiting.unpark(sequence)
 
 
 def _pages_of(nodes: Iterable[PrefixNode]) -> list[int]:

@@ -32,6 +32,8 @@ class Limits:
     larger than a page: a running sequence keeps its last full page, after which the prefix tree adds the next."""
     spare_pages: int = 0
     """Pages of each shard after those, which no sequence gets: Runner.score scores its row there."""
+    fitting: int = 1
+    """Sessions that fit into a shard however long they grow."""
 
     def __post_init__(self) -> None:
         assert self.window is None or self.window > self.page_size, "the window is not larger than a page"
@@ -73,7 +75,8 @@ class CacheLease:
         """Pages after those of the prefix: one that is not full, or more where the prefix is of an earlier epoch."""
         self.n_skipped = 0
         """Leading pages of `tokens` that are not kept: no later token attends to them."""
-        self.used = 0
+        self.used = False
+        """Whether a request of the conversation has ended."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -92,6 +95,8 @@ class SequenceState:
     uses_cache: bool = True
     """False computes the whole context, whatever is cached."""
     arrival: int = -1
+    home: int = -1
+    """The shard with the pages of its lease, on which it waits for a row; -1: it waits for a row on any shard."""
     shard: int = -1
     """Where it runs; -1 while it waits."""
     computed: int = 0
@@ -105,6 +110,11 @@ class SequenceState:
     """Leading pages that no later token attends to; the sequence does not hold them."""
     cached: int | None = None
     """Tokens that were found in the cache when the sequence ran first."""
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it is the first request of a session, and has not run yet."""
+        return self.lease is not None and not self.lease.used and self.cached is None
 
     @property
     def first_own(self) -> int:

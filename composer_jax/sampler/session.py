@@ -1,6 +1,5 @@
-"""EngineSession: the requests of one conversation to a Sampler. SessionSlots: which of those that wait opens next."""
+"""EngineSession: the requests of one conversation to a Sampler."""
 
-import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Sequence
 
@@ -8,6 +7,7 @@ from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.sampler.policy import Sample, SampleChunk
 from composer_jax.sampler.request import Request, RequestHandle
 from composer_jax.sampler.sequence import CacheLease
+from composer_jax.sampler.session_gate import Place, SessionGate
 
 GOLDEN = 0x9E3779B9
 """2**32 divided by the golden ratio: its multiples spread over all numbers of 32 bits."""
@@ -21,18 +21,31 @@ class EngineSession:
         submit: Callable[[Request], RequestHandle],
         max_model_len: int,
         seed: int,
-        on_close: Callable[["EngineSession"], None],
+        gate: SessionGate,
+        place: Place,
+        on_close: Callable[[CacheLease], None],
     ) -> None:
-        """submit, max_model_len: those of the Sampler and its config."""
+        """
+        Args:
+          submit, max_model_len: those of the Sampler and its config.
+          gate, place: of the serving that opened the session, and its place there.
+          on_close: called with the lease when the session is closed.
+        """
         self.max_model_len = max_model_len
-        self.lease = CacheLease()
+        self._lease = CacheLease()
         self._submit_request, self._seed, self._on_close = submit, seed, on_close
+        self._gate, self._place = gate, place
+        place.give_up_pages = lambda: on_close(self._lease)
         self._handle: RequestHandle | None = None
         self._closed = False
 
     async def sample(self, context: Sequence[int], params: SamplingParams, branch: int = 0) -> Sample:
         """See Session.sample; raises what Sampler.submit raises."""
-        return await self._submit(context, params, branch)
+        handle = await self._submit(context, params, branch)
+        try:
+            return await handle
+        finally:
+            self._note(handle)
 
     async def stream(
         self, context: Sequence[int], params: SamplingParams, branch: int = 0
@@ -41,9 +54,13 @@ class EngineSession:
 
         Closing the iterator early cancels the request.
         """
-        async with contextlib.aclosing(aiter(self._submit(context, params, branch))) as chunks:
-            async for chunk in chunks:
-                yield chunk
+        handle = await self._submit(context, params, branch)
+        try:
+            async with contextlib.aclosing(aiter(handle)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        finally:
+            self._note(handle)
 
     def close(self) -> None:
         """See Session.close. Closing twice has no effect."""
@@ -51,55 +68,25 @@ class EngineSession:
             self._closed = True
             if self._handle is not None:
                 self._handle.cancel()
-            self._on_close(self)
+            self._on_close(self._lease)
+            self._gate.close(self._place)
 
-    def _submit(self, context: Sequence[int], params: SamplingParams, branch: int) -> RequestHandle:
+    async def _submit(self, context: Sequence[int], params: SamplingParams, branch: int) -> RequestHandle:
+        """Queues a request as soon as the session may run one."""
         if self._closed:
             raise RuntimeError("this session is closed")
+        await self._gate.wait_for_turn(self._place)
         # Positions repeat in branches, which must not repeat the random choices.
         seed = (self._seed + GOLDEN * branch) % 2**32
-        handle = self._submit_request(Request(context, params, seed, lease=self.lease))
+        request = Request(context, params, seed, priority=int(self._place.ahead), lease=self._lease)
+        handle = self._submit_request(request)
         if self._handle is not None:
             self._handle.cancel()
         self._handle = handle
+        self._note(handle)
         return handle
 
-
-class SessionSlots:
-    """At most `slots` sessions are open at the same time, so that their contexts fit into the cache."""
-
-    def __init__(self, slots: int, raise_if_ended: Callable[[], None]) -> None:
-        """raise_if_ended: raises what ended the serving, to sessions that wait."""
-        self._slots, self._raise_if_ended = slots, raise_if_ended
-        self._open: set[EngineSession] = set()
-        self._n_ahead = 0  # of those that wait
-        self._changed = asyncio.Event()
-
-    async def open(self, make: Callable[[], EngineSession], *, ahead: bool) -> EngineSession:
-        """Returns make() as soon as there is room for a session.
-
-        ahead: opens before those that wait without it.
-        """
-        self._raise_if_ended()
-        self._n_ahead += ahead
-        try:
-            while len(self._open) >= self._slots or (self._n_ahead and not ahead):
-                self._changed.clear()
-                await self._changed.wait()
-                self._raise_if_ended()
-        finally:
-            if ahead:
-                self._n_ahead -= 1
-                self.wake()  # the others may open again, once nobody is ahead of them
-        session = make()
-        self._open.add(session)
-        return session
-
-    def close(self, session: EngineSession) -> None:
-        """Makes room for another session."""
-        self._open.discard(session)
-        self.wake()
-
-    def wake(self) -> None:
-        """Makes those that wait look again, also at whether the serving has ended."""
-        self._changed.set()
+    def _note(self, handle: RequestHandle) -> None:
+        """Tells the gate how long the context of a request is by now."""
+        if not self._closed:
+            self._gate.note(self._place, len(handle.sequence.tokens))

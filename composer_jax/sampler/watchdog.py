@@ -146,12 +146,14 @@ def _reason(activity: Activity, sequence: SequenceState) -> str:
         return "the end of the pause"
     if activity.update is not None:
         return "the new weights"
-    if scheduler.awaits_prefix(sequence):
-        return "a prefix that a running request computes"
     rows = Counter(s.shard for s in scheduler.running)
     free = [shard for shard in range(scheduler.limits.shards) if rows[shard] < scheduler.limits.rows]
     if not free:
         return f"one of {scheduler.limits.shards * scheduler.limits.rows} slots"
+    if sequence.home >= 0 and sequence.home not in free:
+        return "a slot on the device that has the pages of its session"
+    if scheduler.awaits_prefix(sequence) is not None:
+        return "a prefix that a running request computes"
     if not any(scheduler.has_pages(sequence, shard) for shard in free):
         return "free pages"
     return "its turn"

@@ -17,14 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from composer_jax.models.attention_kinds import attention_kind
-from composer_jax.parallel.sharding import EXPERT_AXES
+from composer_jax.parallel.sharding import EXPERT_AXES, bytes_per_device
 from composer_jax.scale.costs import Collective
 from composer_jax.scale.efficiency import Efficiency
 from composer_jax.scale.layout import Layout
 from composer_jax.scale.network import Network
 from composer_jax.scale.plan import PlacedStep
 from composer_jax.scale.roofline import PREDICTION, is_weight_collective
-from composer_jax.train.step_memory import TEMPORARIES, Activations, PlacedWeights, bytes_per_device
+from composer_jax.train.step_memory import TEMPORARIES, Activations, PlacedWeights
 
 BACKWARD = 2.6
 """Attention's backward pass over its forward pass: five products of scores and values instead of two, for MLA's widths

@@ -14,6 +14,7 @@ import jax
 from jax.extend.core import ClosedJaxpr
 
 from composer_jax.errors import UserError
+from composer_jax.parallel.sharding import bytes_per_device
 from composer_jax.scale.costs import Collective, CostAssumptions, Operation, Region, estimate_cost
 from composer_jax.scale.efficiency import Efficiency
 from composer_jax.scale.flat_jaxpr import per_device_programs
@@ -30,7 +31,7 @@ from composer_jax.scale.roofline import largest_costs, predict_times
 from composer_jax.scale.schedule import HloSchedule, Waiting
 from composer_jax.scale.topology import Slice, tpu_slice
 from composer_jax.schema.run_config import run_config
-from composer_jax.train.step_memory import arrays_in, bytes_per_device
+from composer_jax.train.step_memory import arrays_in
 
 _NEEDED = re.compile(r"\(([\d.]+)([KMGT])\) exceeds available HBM \(([\d.]+)([KMGT])\)")
 _USED = re.compile(r"Used ([\d.]+)([KMGT]) of ([\d.]+)([KMGT]) hbm")

@@ -113,10 +113,10 @@ class RunConfig:
             self.rl.reward.effort.level(self.evaluate.effort)
 
     @property
-    def evaluate_slots(self) -> int:
-        """Slots of the sampler that the suites of evaluate.every have during RL."""
+    def evaluate_at_once(self) -> int | None:
+        """Episodes of the suites of evaluate.every that play at once during RL; None: as many as can."""
         if self.rl.deterministic:
-            return self.sampler.slots
+            return None
         return max(1, int(self.evaluate.slots_fraction * self.sampler.slots))
 
     @property

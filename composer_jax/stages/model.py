@@ -203,7 +203,7 @@ class Model:
         self._sampler_for(SESSION_CAPACITY).follow()
 
     async def open(self, seed: int) -> EngineSession:
-        """See Policy.open. At most as many sessions are open as the sampler has slots."""
+        """See Policy.open. The memory of the sampler's cache bounds the open sessions."""
         if self._sampler is None:
             raise RuntimeError("open sessions inside `async with model.serving():`")
         return await self._sampler.open(seed)

@@ -4,6 +4,7 @@ SuitesBetweenSteps plays them in a stage that trains on text, on a sampler made 
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -73,7 +74,7 @@ class PeriodicEvaluation:
         context: EpisodeContext,
         play: PlayEpisode | None,
         *,
-        slots: int,
+        at_once: int | None,
         on_done: Callable[[int, int], None],
     ) -> None:
         """Plays the suites that are missing side by side, at the weights that `policy` serves, and writes their rows.
@@ -84,12 +85,13 @@ class PeriodicEvaluation:
           version: of these weights.
           context: what training episodes need; suites count what they run in sandboxes apart.
           play: plays an episode, as on workers; None plays it in this process.
-          slots: episodes that play at once.
+          at_once: episodes that play at once, at most; None leaves it to `policy` and the sandboxes.
           on_done: called as each episode ends with the numbers of those that have ended and of all.
         """
         settings = dataclasses.replace(context.settings, return_routing=False)
         context = dataclasses.replace(context, settings=settings, cache=ResultCache())
-        play_one, free = play or functools.partial(play_episode, context=context), asyncio.Semaphore(slots)
+        play_one = play or functools.partial(play_episode, context=context)
+        free = contextlib.nullcontext() if at_once is None else asyncio.Semaphore(at_once)
 
         async def play_in_slot(spec: EpisodeSpec, policy: Policy) -> Episode:
             async with free:
@@ -132,7 +134,7 @@ def _columns(name: str, result: SuiteResult) -> dict[str, float]:
 
 
 class SuitesBetweenSteps:
-    """A StepEvaluation (train/loop.py): training waits while the suites play in all slots of the run's sampler.
+    """A StepEvaluation (train/loop.py): training waits while the suites play on a sampler of the run's config.
 
     The sampler's copy of the weights and its cache are on the devices while suites play, and free between them. Every
     process must make one and call it at the same steps.
@@ -157,12 +159,12 @@ class SuitesBetweenSteps:
             sampler.release()
 
     def _play(self, step: int, episodes: int, sampler: Sampler) -> None:
-        services, slots = self._run.services, self._run.config.sampler.slots
+        services = self._run.services
 
         async def play() -> None:
             async with sampler.serving():
                 on_done = lambda *_: progress.update()  # noqa: E731
-                await self._periodic.play(step, step, sampler, context, workers.play, slots=slots, on_done=on_done)
+                await self._periodic.play(step, step, sampler, context, workers.play, at_once=None, on_done=on_done)
 
         name = f"evaluate {self._stage.upper()} after step {step}"
         with services.episode_context() as (context, loop), Progress(episodes, "episode", name) as progress:

@@ -46,6 +46,7 @@ def play_records(run: Run, records: RolloutRecords, policy: str, out: Path) -> d
     replays = config.route_shape(run.config.model) is not None
     with run.services.episode_context(return_routing=replays) as (context, loop), RolloutLedger(out) as ledger:
         ledger.note_tokenizer(run.model.tokenizer.fingerprint)
+        run.services.only_fitting = True
         sampler = run.services.sampler_with(
             *load_base_weights(policy, run.model.definition, run.mesh, run.config.seed), version=0
         )

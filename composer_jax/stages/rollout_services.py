@@ -39,11 +39,17 @@ class RolloutServices:
         self.config, self.path, self.model, self.workdir = config, path, model, workdir
         self.worker_options: RolloutWorkersOptions | None = None
         """Who plays the episodes instead of the processes of the run; launch.rl sets it."""
+        self.only_fitting = config.rl.deterministic
+        """Whether no bit of an episode may depend on how long tools take (Sampler); replays of a rollout set it."""
         self._is_compiled = False
 
     @functools.cached_property
     def sampler(self) -> Sampler:
-        """The engine, without weights. Raises UserError for a dispatch that may drop tokens."""
+        """The engine, without weights. Raises UserError for a dispatch that may drop tokens.
+
+        Where this process plays the episodes, as many sessions open as it has sandboxes; workers open no more than they
+        have room for.
+        """
         dispatch = self.config.model.dispatch
         if find_dispatch(dispatch).may_drop:
             raise UserError(
@@ -53,7 +59,15 @@ class RolloutServices:
         model, definition = self.model, self.model.definition
         if "rl" in self.config.stages:
             definition = dataclasses.replace(definition, config=self.config.rl.rollout_network(definition.config))
-        return Sampler(definition, self._rollout_mesh(), self.config.sampler, end_tokens=model.chat.end_tokens)
+        plays_here = self.worker_options is None and process_count() == 1
+        return Sampler(
+            definition,
+            self._rollout_mesh(),
+            self.config.sampler,
+            end_tokens=model.chat.end_tokens,
+            most_sessions=self.config.agent.concurrency if plays_here else None,
+            only_fitting=self.only_fitting,
+        )
 
     def _rollout_mesh(self) -> Mesh:
         """Returns the mesh of the run, or one on the devices that the sampler has to itself.

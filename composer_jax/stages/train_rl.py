@@ -114,8 +114,8 @@ def _take_steps(
 
         async def evaluate(step: int, version: int) -> None:
             show = lambda ended, total: progress.update(0, evaluated=f"{ended}/{total}")  # noqa: E731
-            slots, play = run.config.evaluate_slots, workers.play_ahead
-            await periodic.play(step, version, sampler, context, play, slots=slots, on_done=show)
+            at_once, play = run.config.evaluate_at_once, workers.play_ahead
+            await periodic.play(step, version, sampler, context, play, at_once=at_once, on_done=show)
 
         source = GroupSource(config, run.config.agent, run.config.seed, run.services.tasks)
         watchers = Watchers(

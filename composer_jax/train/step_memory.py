@@ -19,7 +19,7 @@ from composer_jax.models.model_def import ModelDef
 from composer_jax.ops.attention_form import AttentionForm
 from composer_jax.ops.cudnn_attention import backward_workspace
 from composer_jax.parallel.mesh import TOKEN_AXES
-from composer_jax.parallel.sharding import FSDP_AXES
+from composer_jax.parallel.sharding import FSDP_AXES, bytes_per_device
 from composer_jax.train.learner import HOST_MEMORY, Learner
 
 TEMPORARIES = 1.4
@@ -27,13 +27,6 @@ TEMPORARIES = 1.4
 OFFLOAD_COPIES = 2
 """Copies of an offloaded optimizer state that the update holds on the device: the old one and the new one. XLA plans
 2.2 for the small network of tests/scale on v5e:2x2 (docs/design.md, optimizer.offload)."""
-
-
-def bytes_per_device(tree: Any) -> float:
-    """Returns the bytes of one device's shards of a tree of arrays, in its own and in the host's memory."""
-    return float(
-        sum(math.prod(a.sharding.shard_shape(a.shape)) * np.dtype(a.dtype).itemsize for a in jax.tree.leaves(tree))
-    )
 
 
 def arrays_in(tree: Any, *, host: bool) -> list[Any]:

@@ -58,12 +58,13 @@ def weights():
 def new_sampler(weights):
     """(mesh sizes, model, weights, changed sampler fields) -> a Sampler with weights installed as version 3."""
 
-    def make(sizes=None, model=CONFIG, weights=weights, **changes):
+    def make(sizes=None, model=CONFIG, weights=weights, only_fitting=False, **changes):
         sizes = sizes or {}
         mesh = make_mesh(jax.devices()[: math.prod(sizes.values())], **sizes)
         fields = dict(slots=8, max_model_len=64, decode_steps=4, prefill_shapes=((8, 8),), page_size=8)
         with sharing_programs():
-            sampler = Sampler(ModelDef(model), mesh, SamplerConfig(**(fields | changes)), end_tokens=(END,))
+            config, options = SamplerConfig(**(fields | changes)), {"only_fitting": only_fitting}
+            sampler = Sampler(ModelDef(model), mesh, config, end_tokens=(END,), **options)
         sampler.update(*weights, version=3)
         return sampler
 

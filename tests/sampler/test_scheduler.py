@@ -76,7 +76,7 @@ def check_pages(scheduler: Scheduler) -> None:
     """Asserts that every page has exactly one owner, and every hold a holder."""
     for shard, (pool, tree) in enumerate(zip(scheduler.pools, scheduler.trees, strict=True)):
         running = [s for s in scheduler.running if s.shard == shard]
-        leases = [lease for lease in scheduler._leases.values() if lease.shard == shard]
+        leases = list(scheduler._leases[shard].values())
         private = [page for s in running for page in s.pages[s.first_own :]]
         private += [page for lease in leases for page in lease.tail]
         holders = [node for h in (*running, *leases) if h.prefix for node in h.prefix.path()[h.n_skipped :]]
@@ -172,6 +172,11 @@ class Requests(RuleBasedStateMachine):
         check_pages(self.scheduler)
 
     @invariant()
+    def the_running_are_counted(self):
+        counts = Counter(s.shard for s in self.scheduler.running)
+        assert self.scheduler._n_running == [counts[shard] for shard in range(self.limits.shards)]
+
+    @invariant()
     def a_sequence_holds_no_more_pages_than_it_needs_at_once(self):
         for s in self.scheduler.running:
             assert len(s.pages) - s.n_skipped <= self.limits.most_pages(len(s.tokens) + s.budget)
@@ -250,3 +255,82 @@ def test_a_lease_keeps_the_pages_of_its_window():
     again = SequenceState(first.tokens + [1, 2, 3], 3, lease=lease)
     run_alone(scheduler, cache, again)
     assert again.cached == 32
+
+
+def test_the_session_that_is_idle_longest_gives_up_its_pages_and_not_the_one_that_goes_on():
+    scheduler, cache = Scheduler(dataclasses.replace(LIMITS, shards=1)), FakeCache(None)
+    leases = [CacheLease() for _ in range(3)]
+    firsts = [SequenceState([n] * 9, 2, lease=lease) for n, lease in enumerate(leases)]
+    for first in firsts:
+        run_alone(scheduler, cache, first)
+    assert scheduler.n_held_pages == 9  # of 10
+    run_alone(scheduler, cache, SequenceState(firsts[0].tokens + [0] * 10, 2, lease=leases[0]))
+    assert [len(lease.tokens) for lease in leases] == [22, 0, 10]
+    run_alone(scheduler, cache, SequenceState([7] * 12, 2))
+    assert [len(lease.tokens) for lease in leases] == [22, 0, 0]
+
+
+def test_conversations_that_have_begun_get_slots_before_new_ones():
+    scheduler, cache = Scheduler(dataclasses.replace(LIMITS, shards=1, rows=1)), FakeCache(None)
+    old = CacheLease()
+    first = SequenceState([1, 2], 1, lease=old)
+    run_alone(scheduler, cache, first)
+    new, begun = SequenceState([3], 1, lease=CacheLease()), SequenceState([*first.tokens, 4], 1, lease=old)
+    alone = SequenceState([5], 1)
+    for sequence in (new, begun, alone):
+        scheduler.submit(sequence)
+    ended = []
+    while len(ended) < 3:
+        ended += run(scheduler, cache, scheduler.schedule(), lambda: 1, lambda _: (False, 0))
+    assert ended == [begun, alone, new]
+
+
+# -- sessions and shards ---------------------------------------------------------------------------------------------
+
+
+def spread_sessions(n: int) -> tuple[Scheduler, list[tuple[CacheLease, SequenceState]]]:
+    """A scheduler of two shards with three rows each, and so many idle sessions with their last requests."""
+    scheduler, sessions = Scheduler(dataclasses.replace(LIMITS, n_pages=40)), []
+    for number in range(n):
+        sessions.append((CacheLease(), SequenceState([number] * 5, 1)))
+        lease, request = sessions[-1]
+        request.lease = lease
+        run_alone(scheduler, FakeCache(None), request)
+    return scheduler, sessions
+
+
+def ask_again(scheduler: Scheduler, sessions, shard: int) -> list[SequenceState]:
+    """The next requests of all sessions of a shard."""
+    again = [SequenceState([*s.tokens, 7], 3, lease=lease) for lease, s in sessions if lease.shard == shard]
+    for request in again:
+        scheduler.submit(request)
+    scheduler.schedule()
+    return again
+
+
+def test_a_session_waits_for_a_row_of_its_shard_where_the_others_have_as_many_sessions():
+    scheduler, sessions = spread_sessions(8)
+    assert Counter(lease.shard for lease, _ in sessions) == {0: 4, 1: 4}
+    again = ask_again(scheduler, sessions, shard=0)
+    assert [s.shard for s in again] == [0, 0, 0, -1] and again[3].computed == 0
+    scheduler.cancel(again[0])
+    scheduler.schedule()
+    assert again[3].shard == 0 and again[3].cached == 5
+
+
+def test_a_session_moves_to_a_shard_with_a_free_row_and_fewer_sessions_if_nobody_else_wants_the_row():
+    scheduler, sessions = spread_sessions(8)
+    there = [(lease, s) for lease, s in sessions if lease.shard == 1]
+    for lease, _ in there[:3]:
+        scheduler.drop(lease)
+    again = ask_again(scheduler, sessions, shard=0)
+    assert [s.shard for s in again] == [0, 0, 0, 1] and again[3].computed == 0
+    assert [scheduler._n_sessions(shard) for shard in (0, 1)] == [3, 2]
+
+
+def test_new_sessions_go_where_sessions_fit_even_if_another_shard_has_their_prompt():
+    scheduler, cache = Scheduler(dataclasses.replace(LIMITS, n_pages=40, fitting=2)), FakeCache(None)
+    leases = [CacheLease() for _ in range(5)]
+    for lease in leases:
+        run_alone(scheduler, cache, SequenceState([1] * 9, 1, lease=lease))
+    assert [lease.shard for lease in leases] == [0, 0, 1, 1, 0], "two fit into each shard, then the mean decides"

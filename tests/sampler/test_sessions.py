@@ -5,6 +5,7 @@ import asyncio
 import jax
 import pytest
 
+from composer_jax.data.chat.sampling_params import SamplingParams
 from tests.sampler.conversations import assert_same, run_all
 
 SEEDS = [100, 101]
@@ -34,6 +35,23 @@ def test_a_session_that_goes_ahead_gets_the_next_slot(sampler):
         assert order == ["suite", "a", "b"]
 
     asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_the_requests_of_a_session_that_goes_ahead_get_the_next_slot(new_sampler):
+    async def main(sampler):
+        order = []
+
+        async def ask(name, session):
+            await session.sample([1, 2], SamplingParams(20))
+            order.append(name)
+
+        async with sampler.serving():
+            names = ["running", "a", "b", "suite"]
+            sessions = [await sampler.open(1, ahead=name == "suite") for name in names]
+            await asyncio.gather(*(ask(*pair) for pair in zip(names, sessions, strict=True)))
+        assert order.index("suite") < order.index("b")
+
+    asyncio.run(asyncio.wait_for(main(new_sampler(slots=1, cache_tokens=256)), 60))
 
 
 def test_a_released_sampler_holds_no_arrays_and_samples_the_same_after_an_update(new_sampler, weights):

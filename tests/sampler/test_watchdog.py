@@ -66,7 +66,7 @@ def test_nothing_to_do_is_not_a_standstill(is_paused):
     assert watched.check_at(0, 100, 1000) == 0
     watched.activity.scheduler.submit(SequenceState([1, 2], 1))
     assert watched.check_at(1010, 1069) == 0 and watched.check_at(1070) == 1
-    watched.activity.scheduler.cancel(watched.activity.scheduler.waiting[0])
+    watched.activity.scheduler.cancel(next(iter(watched.activity.scheduler.waiting)))
     assert watched.check_at(5000) == 1
 
 
@@ -99,6 +99,11 @@ WAITING = {
         {},
         "2 requests wait: 1 for free pages, 1 for its turn. Running requests hold 8 of 10 pages, sessions 0 more. The "
         "oldest waiting request has 20 tokens.",
+    ),
+    "slots before the prefix": (
+        [SequenceState(PROMPT, 1), SequenceState([2], 1), SequenceState([*PROMPT, 1], 1)],
+        {},
+        "1 request waits: 1 for one of 2 slots.",
     ),
     "prefix": (
         [SequenceState(PROMPT, 1), SequenceState([*PROMPT, 1], 1)],
@@ -193,3 +198,20 @@ def test_zero_seconds_switch_it_off():
         watchdog.stop()
 
     asyncio.run(main())
+
+
+def test_a_request_waits_for_the_device_that_has_the_pages_of_its_session():
+    scheduler, leases = Scheduler(dataclasses.replace(LIMITS, shards=2, rows=1)), [CacheLease(), CacheLease()]
+    for token, lease in enumerate(leases):
+        first = SequenceState([token] * 5, 1, lease=lease)
+        scheduler.submit(first)
+        for chunk in scheduler.schedule().prefill:
+            scheduler.commit_prefill(chunk)
+        scheduler.commit_decode(first, [1])
+        scheduler.finish(first)
+    assert [lease.shard for lease in leases] == [0, 1]
+    scheduler.submit(SequenceState([0] * 6, 1))  # finds its prefix on the first device
+    scheduler.schedule()
+    scheduler.submit(SequenceState([0, 0, 0, 0, 0, 1, 2], 1, lease=leases[0]))
+    activity = Activity(scheduler, scheduler.schedule(), None, False, 0)
+    assert "1 for a slot on the device that has the pages of its session" in describe_stall(activity, 60)

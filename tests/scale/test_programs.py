@@ -10,6 +10,7 @@ import pytest
 from composer_jax.errors import UserError
 from composer_jax.models.flops import forward_flops
 from composer_jax.parallel.mesh import batch_shards, make_mesh
+from composer_jax.parallel.sharding import bytes_per_device
 from composer_jax.scale.costs import Collective, CostAssumptions, estimate_cost
 from composer_jax.scale.layout import config_layout
 from composer_jax.scale.programs import (
@@ -21,7 +22,6 @@ from composer_jax.schema.run_config import run_config
 from composer_jax.train.learner import Learner
 from composer_jax.train.losses import make_loss
 from composer_jax.train.optimizer import make_optimizer
-from composer_jax.train.step_memory import bytes_per_device
 from tests.scale.configuration import small_config
 
 MESH = make_mesh(data=4, expert=2)

@@ -11,6 +11,8 @@ from composer_jax.errors import UserError
 from composer_jax.observe.episodes import read_episodes
 from composer_jax.observe.metrics import read_metrics
 from composer_jax.rl.records import RolloutRecords
+from composer_jax.sampler.engine import Sampler
+from composer_jax.stages import rollout_services
 from composer_jax.stages.replay_rollout import play_records
 from composer_jax.stages.replay_train import train_on_records
 from composer_jax.stages.run import Run
@@ -108,9 +110,12 @@ def test_the_scores_of_the_weights_that_sampled_are_those_of_the_sampler(folder,
     assert after["by_version"]["0"]["k3"] > 100 * scored["by_version"]["0"]["k3"], "the trained weights have moved"
 
 
-def test_a_rollout_with_the_same_weights_samples_the_same_tokens(folder, capsys):
-    policy, out = f"--policy={base_of(folder)}", folder / "again"
+def test_a_rollout_with_the_same_weights_samples_the_same_tokens(folder, capsys, monkeypatch):
+    policy, out, samplers = f"--policy={base_of(folder)}", folder / "again", []
+    new_sampler = lambda *args, **options: samplers.append(options) or Sampler(*args, **options)  # noqa: E731
+    monkeypatch.setattr(rollout_services, "Sampler", new_sampler)
     assert command("rollout", f"--workdir={folder / 'rl'}", policy, f"--out={out}") == 0
+    assert [options["only_fitting"] for options in samplers] == [True], "no bit may depend on how long tools take"
     played = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (played["steps"], played["groups"], played["episodes"], played["compared"]) == (2, 4, 16, 16)
     # The first step of the run was played with these weights, the second one with those that it had learned.

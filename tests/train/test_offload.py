@@ -10,13 +10,14 @@ import pytest
 from composer_jax.checkpoint.store import CheckpointStore
 from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.mesh import make_mesh
+from composer_jax.parallel.sharding import bytes_per_device
 from composer_jax.scale.programs import stage_steps
 from composer_jax.schema.run_config import run_config
 from composer_jax.train.learner import HOST_MEMORY, Learner
 from composer_jax.train.loop import restore_state, save_state
 from composer_jax.train.losses import LanguageLoss
 from composer_jax.train.optimizer import OptimizerConfig, make_optimizer
-from composer_jax.train.step_memory import arrays_in, bytes_per_device
+from composer_jax.train.step_memory import arrays_in
 from tests.models.small import LLAMA, random_weights, small
 from tests.scale.configuration import small_config
 from tests.train.small_step import make_batch

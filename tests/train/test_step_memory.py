@@ -10,11 +10,12 @@ from composer_jax.models.model_def import ModelDef
 from composer_jax.ops.attention_form import FormChoice
 from composer_jax.ops.cudnn_attention import backward_workspace
 from composer_jax.parallel.mesh import make_mesh
+from composer_jax.parallel.sharding import bytes_per_device
 from composer_jax.train import step_memory
 from composer_jax.train.learner import Learner
 from composer_jax.train.losses import LanguageLoss
 from composer_jax.train.optimizer import OptimizerConfig, make_optimizer
-from composer_jax.train.step_memory import StepMemory, StepMemoryEstimator, arrays_in, bytes_per_device
+from composer_jax.train.step_memory import StepMemory, StepMemoryEstimator, arrays_in
 from tests.models.small import LLAMA, small
 
 NETWORK = small(**LLAMA, n_layers=4, d_model=64, remat=True)

@@ -41,7 +41,8 @@ class Roles:
     """What the simulation needs to know of the roles."""
 
     rates: Sequence[float]
-    """rates[n]: tokens per second of each of n conversations that decode at once, n from 0 to the most sessions."""
+    """rates[n]: tokens per second of each of n conversations that sample at once, n from 0 to the most sessions. More
+    conversations than slots share them."""
     sandboxes: int
     learn_s_per_token: float
     """Seconds of an optimizer step per token of the trained rows."""
@@ -65,12 +66,19 @@ class Roles:
         return max(n * rate for n, rate in enumerate(self.rates))
 
 
-def make_roles(fleet: Fleet, speeds: Speeds, assumed: Assumptions, prefilled_per_sampled: float) -> Roles:
+def make_roles(
+    fleet: Fleet, speeds: Speeds, assumed: Assumptions, prefilled_per_sampled: float, sessions: int
+) -> Roles:
     """Returns the roles of a fleet.
 
     The learner's speed is proportional to its chips; the engine consists of whole replicas, over which conversations
     are spread evenly. Prefill takes its share of an engine's time: while n conversations get a token each, their
-    prefill takes n * prefilled_per_sampled * prefill_s.
+    prefill takes n * prefilled_per_sampled * prefill_s. Where more conversations want to sample than a replica has
+    slots, they share them evenly.
+
+    Args:
+      prefilled_per_sampled: tokens that are prefilled for each that is sampled.
+      sessions: that the cache of one replica holds, at least as many as it has slots.
 
     Raises:
       UserError: no chip for the learner, no whole replica for rollout, or no sandbox.
@@ -83,9 +91,10 @@ def make_roles(fleet: Fleet, speeds: Speeds, assumed: Assumptions, prefilled_per
             "plays an episode."
         )
     held, seconds = zip(*speeds.decode_steps, strict=True)
-    conversations = np.arange(1, replicas * held[-1] + 1) / replicas
-    step_s = np.interp(np.maximum(conversations, 1), held, seconds)
-    step_s = step_s + np.maximum(conversations, 1) * prefilled_per_sampled * speeds.prefill_s
+    conversations = np.arange(1, replicas * sessions + 1) / replicas
+    decoding = np.clip(conversations, 1, held[-1])
+    step_s = np.interp(decoding, held, seconds) + decoding * prefilled_per_sampled * speeds.prefill_s
+    step_s = step_s * np.maximum(conversations / held[-1], 1)  # of more than there are slots, each has a share
     learner_hosts = fleet.learner_chips / assumed.chips_per_host
     replica_hosts = speeds.replica_chips / assumed.chips_per_host
     return Roles(

@@ -15,6 +15,7 @@ from composer_jax.observe.progress import Progress
 from composer_jax.parallel.mesh import batch_shards
 from composer_jax.rl.config import RLConfig
 from composer_jax.rl.group_buffer import LateGroups
+from composer_jax.sampler.session_gate import SOFT_LIMIT
 from composer_jax.scale.plan import PlacedStep, place_steps, predict_step
 from composer_jax.scale.simulation.assumptions import Assumptions
 from composer_jax.scale.simulation.outcome import Outcome
@@ -70,10 +71,20 @@ class Study:
             max_turns=self.config.agent.limits.max_turns,
             seed=self.seed,
         )
-        roles = make_roles(fleet, self.speeds, assumed, workload.prefilled_per_sampled)
+        sessions = self.sessions(workload.longest_context)
+        roles = make_roles(fleet, self.speeds, assumed, workload.prefilled_per_sampled, sessions)
         limit = self.config.agent.episode_seconds
         simulation = Simulation(rl, roles, workload, episode_seconds=limit, parts=self.parts)
         return simulation.run(self.hours * HOUR_S, warm_up_s=self.warm_up_hours * HOUR_S, on_hour=on_hour)
+
+    def sessions(self, longest_context: float) -> int:
+        """Returns how many sessions one replica of the engine holds, by the rule of sampler/session_gate.py.
+
+        longest_context: mean tokens of an episode's longest context.
+        """
+        sampler, slots = self.config.sampler, self.speeds.decode_steps[-1][0]
+        cache = (sampler.cache_tokens or sampler.slots * sampler.max_model_len) * slots / sampler.slots
+        return max(slots, int(cache // sampler.max_model_len), int(SOFT_LIMIT * cache / longest_context + 1e-9))
 
     def gains(self, fleet: Fleet, outcome: Outcome, on_hour: Callable[[], None] | None = None) -> dict[str, float]:
         """Returns by what fraction the steps per day grow if one thing is increased and the others stay.
@@ -294,5 +305,6 @@ def _summarize_config(config: RunConfig) -> Mapping[str, Any]:
         "max_turns": config.agent.limits.max_turns,
         "episode_seconds": config.agent.episode_seconds,
         "slots": config.sampler.slots,
+        "cache_tokens": config.sampler.cache_tokens,
         "max_model_len": config.sampler.max_model_len,
     }

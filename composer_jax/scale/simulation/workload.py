@@ -51,6 +51,7 @@ class DrawnWorkload:
     Attributes:
       prefilled_per_sampled: mean tokens that the engine prefills over mean tokens that it samples. Contexts stay cached
         between turns, so that a prompt is prefilled once per summary and an observation once.
+      longest_context: mean tokens of an episode's longest context.
     """
 
     def __init__(self, assumed: Assumptions, *, group_size: int, max_model_len: int, max_turns: int, seed: int = 0):
@@ -74,6 +75,8 @@ class DrawnWorkload:
         self._retries = np.random.default_rng([seed, 1])
         turns = self._draw_turns(np.random.default_rng([seed, 2]), 200_000)
         self.prefilled_per_sampled = float(np.sum(self._prefilled(turns)) / np.sum(turns * assumed.turn_tokens))
+        ends = assumed.prompt_tokens + turns * (assumed.turn_tokens + assumed.observation_tokens)
+        self.longest_context = float(np.minimum(ends, max_model_len).mean())
 
     def attempts(self, group: int) -> list[Attempt]:
         chunk, place = divmod(group, self._groups_per_chunk)

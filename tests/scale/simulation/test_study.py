@@ -1,5 +1,6 @@
 """Drawn episodes, roles of a fleet, splits of chips, and what to buy next."""
 
+import asyncio
 import dataclasses
 import math
 import sys
@@ -9,13 +10,17 @@ import pytest
 
 from composer_jax.errors import UserError
 from composer_jax.rl.config import RLConfig
+from composer_jax.sampler.config import make_limits
+from composer_jax.sampler.session_gate import SessionGate
 from composer_jax.scale.simulation.assumptions import Assumptions
 from composer_jax.scale.simulation.roles import Fleet, Speeds, make_roles
+from composer_jax.scale.simulation.simulation import Simulation
 from composer_jax.scale.simulation.study import VARIANTS, Study, parse_splits, run_study, simulate_table, split_chips
 from composer_jax.scale.simulation.table import advise, format_study
-from composer_jax.scale.simulation.workload import FINISHED, HUNG, LOST, DrawnWorkload
+from composer_jax.scale.simulation.workload import FINISHED, HUNG, LOST, Attempt, DrawnWorkload
 from composer_jax.schema.run_config import run_config
 from tests.scale.configuration import small_config
+from tests.scale.simulation.test_simulation import ConstantWorkload
 
 SPEEDS = Speeds(100.0, 4, ((8, 0.02), (16, 0.03)), prefill_s=1e-4, weight_bytes=4e9, mean_context=1000)
 QUIET = Assumptions(lost_fraction=0.0, hung_fraction=0.0, grade_s=0.0, command_s=0.0, tool_spread=0.0)
@@ -71,20 +76,58 @@ def test_an_episode_does_not_depend_on_which_groups_were_asked_for_before():
 
 
 def test_roles_follow_from_what_was_bought():
-    roles = make_roles(Fleet(10, 9, 50), SPEEDS, dataclasses.replace(QUIET, packing=0.5), prefilled_per_sampled=2.0)
-    assert roles.sessions == 2 * 16 and roles.sandboxes == 50  # two replicas of four chips
+    roles = make_roles(Fleet(10, 9, 50), SPEEDS, dataclasses.replace(QUIET, packing=0.5), 2.0, sessions=24)
+    assert roles.sessions == 2 * 24 and roles.sandboxes == 50  # two replicas of four chips
     assert 1 / roles.rates[32] == pytest.approx(0.03 + 16 * 2 * 1e-4)
     assert 1 / roles.rates[24] == pytest.approx(0.025 + 12 * 2 * 1e-4)
+    assert 48 * roles.rates[48] == pytest.approx(32 * roles.rates[32]), "slots are shared"
     assert roles.rates[1] == roles.rates[2]  # one conversation for each replica
     assert roles.learn_s_per_token == pytest.approx(1 / (0.5 * 100 * 10))
     encode, send, decode = 4e9 / (1e9 * 2.5), 2 * 0.02 * 4e9 / 12.5e9, 4e9 / 1.1e9
     assert roles.publish_s == pytest.approx(encode + send + decode)
 
 
+@pytest.mark.parametrize(
+    ("cache_tokens", "context", "sessions"),
+    [(0, 32.0, 16), (0, 16.0, 25), (4096, 32.0, 128), (4096, 8.0, 409), (256, 32.0, 16)],
+)
+def test_the_cache_of_a_replica_holds_the_sessions_that_the_gate_would_open(cache_tokens, context, sessions):
+    """16 slots of one replica and max_model_len=32; 0 is room for 16 contexts of that length."""
+    config = run_config(small_config(sampler__cache_tokens=cache_tokens))
+    assert Study(dataclasses.replace(config, rl=small_study().config.rl), SPEEDS, QUIET).sessions(context) == sessions
+
+    async def open_sessions() -> int:
+        """A gate that has learned what a session needs opens as many."""
+        sizes = dataclasses.replace(config.sampler, slots=16, page_size=1, cache_tokens=cache_tokens or 16 * 32)
+        gate = SessionGate(make_limits(sizes, 1, config.model), lambda: None, lambda: False)
+        for _ in range(1000):
+            place = await gate.open(ahead=False)
+            gate.note(place, int(context))
+            gate.close(place)
+        opening = [asyncio.create_task(gate.open(ahead=False)) for _ in range(500)]
+        await asyncio.sleep(0)
+        gate.end(RuntimeError("ended"))
+        await asyncio.gather(*opening, return_exceptions=True)
+        return gate.n_open
+
+    assert asyncio.run(open_sessions()) == sessions
+
+
+@pytest.mark.parametrize(("sessions", "at_least", "at_most"), [(64, 0.2, 0.25), (256, 0.85, 1.0)])
+def test_engines_are_used_while_tools_run_where_they_hold_more_sessions_than_slots(sessions, at_least, at_most):
+    """64 slots, and episodes that sample for 10 s, if nobody waits for a slot, and run tools for 30 s."""
+    speeds = dataclasses.replace(SPEEDS, decode_steps=((64, 0.02),), prefill_s=0.0)
+    roles = make_roles(Fleet(1, 4, 1000), speeds, dataclasses.replace(QUIET, install_pause_s=0.0), 0.0, sessions)
+    config = RLConfig(groups={"repository": 64}, group_size=8, max_staleness=4)
+    workload = ConstantWorkload(Attempt(30.0, 500.0, 0.0), group_size=8)
+    outcome = Simulation(config, roles, workload, parts=4).run(20_000, warm_up_s=1000)
+    assert at_least <= outcome.engine_utilisation <= at_most
+
+
 @pytest.mark.parametrize("fleet", [Fleet(0, 8, 8), Fleet(8, 3, 8), Fleet(8, 8, 0)])
 def test_a_fleet_without_a_role_is_refused(fleet):
     with pytest.raises(UserError, match="are too few; a learner has at least one chip, rollout 4"):
-        make_roles(fleet, SPEEDS, QUIET, 1.0)
+        make_roles(fleet, SPEEDS, QUIET, 1.0, 16)
 
 
 def test_splits_of_chips():
