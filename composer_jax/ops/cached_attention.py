@@ -25,8 +25,10 @@ from composer_jax.ops.attention import (
     masked_scores,
     ungroup_outputs,
 )
+from composer_jax.ops.entry_parts import EntryParts
 from composer_jax.ops.kernel_cost import AT_MOST
 from composer_jax.ops.shapes import check_shapes
+from composer_jax.ops.vma import match_vma
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +86,10 @@ class LayerCache:
 
 
 Split = Callable[[jax.Array, jax.Array | None], tuple[jax.Array, jax.Array, Scales | None]]
-"""(entries [B,T,X], scales [B,T,G] or None) -> keys [B,T,N,X], values [B,T,N,V], and their scales."""
+"""(entries [B,T,X], scales [B,T,G] or None) -> keys [B,T,N,X], values [B,T,N,V], and their scales.
+
+EntryParts are such functions.
+"""
 
 
 def attend_cache(
@@ -112,9 +117,9 @@ def attend_cache(
     check_shapes(q_BSHX=(q_BSHX, jnp.floating), sinks_H=(sinks_H, jnp.float32))
     check_shapes(first_BS=(keys.first_BS, jnp.int32), last_BS=(keys.last_BS, jnp.int32))
     form = functools.partial(_attend_in_blocks, split=split, expanded_width=expanded_width)
-    on_cpu, elsewhere = (functools.partial(form, size=size) for size in (CPU_BLOCK, BLOCK))
-    on_gpu = functools.partial(elsewhere, all_blocks=q_BSHX.shape[1] == 1 and not has_window)
-    return jax.lax.platform_dependent(q_BSHX, cache, keys, sinks_H, cpu=on_cpu, tpu=elsewhere, default=on_gpu)
+    on_cpu, on_tpu = (functools.partial(form, size=size) for size in (CPU_BLOCK, BLOCK))
+    on_gpu = functools.partial(on_tpu, all_blocks=q_BSHX.shape[1] == 1 and not has_window)
+    return jax.lax.platform_dependent(q_BSHX, cache, keys, sinks_H, cpu=on_cpu, tpu=on_tpu, default=on_gpu)
 
 
 def _attend_in_blocks(
@@ -144,7 +149,8 @@ def _attend_in_blocks(
 
     by_rows = jax.tree.map(lambda x: x.reshape(b // rows, rows, *x.shape[1:]), (q_BSHX, tables_BJ, keys))
     y = jax.lax.map(attend_rows, by_rows)
-    return y.reshape(b, *y.shape[2:])
+    y_BSHV = y.reshape(b, *y.shape[2:])
+    return y_BSHV[..., : split.value_width] if isinstance(split, EntryParts) else y_BSHV
 
 
 def _attend_rows(
@@ -182,6 +188,7 @@ def _attend_rows(
         sinks = group_sinks(sinks_H, q_BNQX.shape[1], q_BSHX.shape[1])
         largest, total = jnp.broadcast_to(sinks, column), jnp.ones(column)
     start = largest, total, jnp.zeros((*column[:3], v_BTNV.shape[-1]))
+    start = tuple(match_vma(*start, *jax.tree.leaves((q_BSHX, cache, keys, sinks_H)))[:3])
     n_blocks, n_keys = cache.tables_BJ.shape[1] // n, keys.last_BS.max() + 1
     first = jnp.where(keys.last_BS >= 0, keys.first_BS, n_keys).min()
     bounds = (0, n_blocks) if all_blocks else (first // block, -(-n_keys // block))
