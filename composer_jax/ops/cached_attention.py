@@ -5,6 +5,8 @@ The softmax is normalised at the end, with a running maximum and a running sum (
 cache, and a row's context is never copied as a whole. Blocks that no query of the rows attends to are not read, so the
 work follows the longest context among the rows of a block: put contexts of similar lengths beside each other.
 
+On TPUs a kernel takes the calls that it supports and copies no page in HBM (ops/tpu_paged_attention.py).
+
 On GPUs the host reads the bounds of such a loop, in every layer. There one new token per row is computed in a fixed
 number of blocks, those of the whole page table: give it a table that is little longer than the longest context.
 """
@@ -17,6 +19,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from composer_jax.ops import tpu_paged_attention
 from composer_jax.ops.attention import (
     Scales,
     additive_mask,
@@ -108,7 +111,7 @@ def attend_cache(
 
     Args:
       q_BSHX: queries, already multiplied by the logit scale.
-      split: the keys and values in entries.
+      split: the keys and values in entries. The kernel for TPUs needs EntryParts.
       has_window: whether queries attend to a window of their context in some layers. GPUs, too, then read only the
         blocks that a query attends to.
       expanded_width: numbers of the keys and values of a token where `split` computes new ones; 0 where it takes parts
@@ -117,9 +120,21 @@ def attend_cache(
     check_shapes(q_BSHX=(q_BSHX, jnp.floating), sinks_H=(sinks_H, jnp.float32))
     check_shapes(first_BS=(keys.first_BS, jnp.int32), last_BS=(keys.last_BS, jnp.int32))
     form = functools.partial(_attend_in_blocks, split=split, expanded_width=expanded_width)
-    on_cpu, on_tpu = (functools.partial(form, size=size) for size in (CPU_BLOCK, BLOCK))
-    on_gpu = functools.partial(on_tpu, all_blocks=q_BSHX.shape[1] == 1 and not has_window)
+    on_cpu, elsewhere = (functools.partial(form, size=size) for size in (CPU_BLOCK, BLOCK))
+    on_gpu = functools.partial(elsewhere, all_blocks=q_BSHX.shape[1] == 1 and not has_window)
+    if isinstance(split, EntryParts) and tpu_paged_attention.supports(q_BSHX, cache.entries_LZTX, split):
+        on_tpu = functools.partial(_attend_pages, parts=split)
+    else:
+        on_tpu = elsewhere
     return jax.lax.platform_dependent(q_BSHX, cache, keys, sinks_H, cpu=on_cpu, tpu=on_tpu, default=on_gpu)
+
+
+def _attend_pages(
+    q_BSHX: jax.Array, cache: LayerCache, keys: KeyRange, sinks_H: jax.Array | None, *, parts: EntryParts
+) -> jax.Array:
+    return tpu_paged_attention.attend(
+        q_BSHX, cache.entries_LZTX, cache.layer, cache.tables_BJ, keys.first_BS, keys.last_BS, parts, sinks_H
+    )
 
 
 def _attend_in_blocks(

@@ -12,7 +12,8 @@ from composer_jax.ops.attention import Scales
 class EntryParts:
     """A key for each of N heads, head after head, then their values; or one key that contains its value.
 
-    An instance is a function that cuts entries (ops/cached_attention.py: Split).
+    An instance is a function that cuts entries (ops/cached_attention.py: Split). Its fields let a kernel read the same
+    parts from a page.
     """
 
     n_heads: int
