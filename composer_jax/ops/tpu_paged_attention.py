@@ -345,7 +345,9 @@ def _round_up(size: int, multiple: int) -> int:
 
 @kernel_cost("paged_attention")
 def _cost(call: KernelCall) -> KernelCost:
-    tables, q, entries = (call.inputs[i] for i in (5, 7, 8))
+    # A compiled program lacks the operands of one axis.
+    tables = next(a for a in call.inputs if a.ndim == 3 and jnp.issubdtype(a.dtype, jnp.integer))
+    q, entries = (a for a in call.inputs if a.ndim == 4)
     return _full_tables_cost(tables, q, entries, call.outputs[0])
 
 
