@@ -21,8 +21,8 @@ from composer_jax.models.norm import RMSNorm
 from composer_jax.models.parameter import gather_param, matrix, parameter
 from composer_jax.models.projection import project
 from composer_jax.models.rope import rope_angles, rotate
-from composer_jax.ops.attention import Scales
 from composer_jax.ops.cached_attention import KeyRange, LayerCache, attend_cache
+from composer_jax.ops.entry_parts import EntryParts
 from composer_jax.ops.max_logits import max_logits
 from composer_jax.ops.packed_attention import AttentionMask, attend_rows
 from composer_jax.parallel import context
@@ -121,20 +121,10 @@ class GroupedQueryAttention(nnx.Module):
         angles = self._angles(positions_BS)
         k, v = self._keys_and_values(x_BSD, angles)
         flat = jnp.concatenate([k.reshape(*k.shape[:2], -1), v.reshape(*v.shape[:2], -1)], axis=-1)
-        n, x, v_width = k.shape[2], k.shape[3], v.shape[3]
-
-        def split(values_BTX: jax.Array, scales_BTG: jax.Array | None):
-            keys, values = jnp.split(values_BTX, [n * x], axis=-1)
-            scales = None
-            if scales_BTG is not None:
-                of_keys, of_values = jnp.split(scales_BTG, 2, axis=-1)
-                scales = Scales((x,), (of_keys,), of_values)
-            rows = values_BTX.shape[:2]
-            return keys.reshape(*rows, n, x), values.reshape(*rows, n, v_width), scales
-
+        parts = EntryParts(k.shape[2], (k.shape[3],), v.shape[3])
         has_window = self.config.sliding_window is not None
         q_BSHX = self._queries(x_BSD, angles)
-        return self._output(attend_cache(q_BSHX, write(flat), split, keys, self._sinks(), has_window=has_window))
+        return self._output(attend_cache(q_BSHX, write(flat), parts, keys, self._sinks(), has_window=has_window))
 
     def _whole_row(self, x_BSD: jax.Array, positions_BS: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Returns the queries of this device's positions, and keys and values of the whole row."""

@@ -26,8 +26,8 @@ from composer_jax.models.norm import RMSNorm
 from composer_jax.models.parameter import gather_param, matrix
 from composer_jax.models.projection import fake_quantize, project
 from composer_jax.models.rope import rope_angles, rotate
-from composer_jax.ops.attention import Scales
 from composer_jax.ops.cached_attention import KeyRange, LayerCache, attend_cache
+from composer_jax.ops.entry_parts import EntryParts
 from composer_jax.ops.max_logits import max_logits
 from composer_jax.ops.packed_attention import AttentionMask, attend_rows
 from composer_jax.ops.vma import match_vma
@@ -219,15 +219,8 @@ class MultiHeadLatentAttention(nnx.Module):
         q_latent = jnp.einsum("bshk,rhk->bshr", q_nope, k_up)
         q_BSHX = jnp.concatenate([q_latent, q_rope], axis=-1) * c.logit_scale
 
-        def split(values_BTX: jax.Array, scales_BTG: jax.Array | None):
-            scales = None
-            if scales_BTG is not None:
-                of_latent, of_rope = jnp.split(scales_BTG, 2, axis=-1)
-                scales = Scales((r, c.qk_rope_dim), (of_latent, of_rope), of_latent)
-            # Whole entries serve as values, too: cutting off the rotary keys would copy the rest.
-            return values_BTX[:, :, None], values_BTX[:, :, None], scales
-
-        y_latent = attend_cache(q_BSHX, cache, split, keys, has_window=c.sliding_window is not None)[..., :r]
+        parts = EntryParts(1, (r, c.qk_rope_dim), r, value_in_key=True)
+        y_latent = attend_cache(q_BSHX, cache, parts, keys, has_window=c.sliding_window is not None)
         return jnp.einsum("bshr,rhv->bshv", y_latent, v_up)
 
     def _attend_expanded(

@@ -5,6 +5,8 @@ The softmax is normalised at the end, with a running maximum and a running sum (
 cache, and a row's context is never copied as a whole. Blocks that no query of the rows attends to are not read, so the
 work follows the longest context among the rows of a block: put contexts of similar lengths beside each other.
 
+On TPUs a kernel takes the calls that it supports and copies no page in HBM (ops/tpu_paged_attention.py).
+
 On GPUs the host reads the bounds of such a loop, in every layer. There one new token per row is computed in a fixed
 number of blocks, those of the whole page table: give it a table that is little longer than the longest context.
 """
@@ -17,6 +19,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from composer_jax.ops import tpu_paged_attention
 from composer_jax.ops.attention import (
     Scales,
     additive_mask,
@@ -25,8 +28,10 @@ from composer_jax.ops.attention import (
     masked_scores,
     ungroup_outputs,
 )
+from composer_jax.ops.entry_parts import EntryParts
 from composer_jax.ops.kernel_cost import AT_MOST
 from composer_jax.ops.shapes import check_shapes
+from composer_jax.ops.vma import match_vma
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +89,10 @@ class LayerCache:
 
 
 Split = Callable[[jax.Array, jax.Array | None], tuple[jax.Array, jax.Array, Scales | None]]
-"""(entries [B,T,X], scales [B,T,G] or None) -> keys [B,T,N,X], values [B,T,N,V], and their scales."""
+"""(entries [B,T,X], scales [B,T,G] or None) -> keys [B,T,N,X], values [B,T,N,V], and their scales.
+
+EntryParts are such functions.
+"""
 
 
 def attend_cache(
@@ -103,7 +111,7 @@ def attend_cache(
 
     Args:
       q_BSHX: queries, already multiplied by the logit scale.
-      split: the keys and values in entries.
+      split: the keys and values in entries. The kernel for TPUs needs EntryParts.
       has_window: whether queries attend to a window of their context in some layers. GPUs, too, then read only the
         blocks that a query attends to.
       expanded_width: numbers of the keys and values of a token where `split` computes new ones; 0 where it takes parts
@@ -114,7 +122,19 @@ def attend_cache(
     form = functools.partial(_attend_in_blocks, split=split, expanded_width=expanded_width)
     on_cpu, elsewhere = (functools.partial(form, size=size) for size in (CPU_BLOCK, BLOCK))
     on_gpu = functools.partial(elsewhere, all_blocks=q_BSHX.shape[1] == 1 and not has_window)
-    return jax.lax.platform_dependent(q_BSHX, cache, keys, sinks_H, cpu=on_cpu, tpu=elsewhere, default=on_gpu)
+    if isinstance(split, EntryParts) and tpu_paged_attention.supports(q_BSHX, cache.entries_LZTX, split):
+        on_tpu = functools.partial(_attend_pages, parts=split)
+    else:
+        on_tpu = elsewhere
+    return jax.lax.platform_dependent(q_BSHX, cache, keys, sinks_H, cpu=on_cpu, tpu=on_tpu, default=on_gpu)
+
+
+def _attend_pages(
+    q_BSHX: jax.Array, cache: LayerCache, keys: KeyRange, sinks_H: jax.Array | None, *, parts: EntryParts
+) -> jax.Array:
+    return tpu_paged_attention.attend(
+        q_BSHX, cache.entries_LZTX, cache.layer, cache.tables_BJ, keys.first_BS, keys.last_BS, parts, sinks_H
+    )
 
 
 def _attend_in_blocks(
@@ -144,7 +164,8 @@ def _attend_in_blocks(
 
     by_rows = jax.tree.map(lambda x: x.reshape(b // rows, rows, *x.shape[1:]), (q_BSHX, tables_BJ, keys))
     y = jax.lax.map(attend_rows, by_rows)
-    return y.reshape(b, *y.shape[2:])
+    y_BSHV = y.reshape(b, *y.shape[2:])
+    return y_BSHV[..., : split.value_width] if isinstance(split, EntryParts) else y_BSHV
 
 
 def _attend_rows(
@@ -182,6 +203,7 @@ def _attend_rows(
         sinks = group_sinks(sinks_H, q_BNQX.shape[1], q_BSHX.shape[1])
         largest, total = jnp.broadcast_to(sinks, column), jnp.ones(column)
     start = largest, total, jnp.zeros((*column[:3], v_BTNV.shape[-1]))
+    start = tuple(match_vma(*start, *jax.tree.leaves((q_BSHX, cache, keys, sinks_H)))[:3])
     n_blocks, n_keys = cache.tables_BJ.shape[1] // n, keys.last_BS.max() + 1
     first = jnp.where(keys.last_BS >= 0, keys.first_BS, n_keys).min()
     bounds = (0, n_blocks) if all_blocks else (first // block, -(-n_keys // block))

@@ -252,13 +252,13 @@ class HloSchedule:
         return operation_seconds(Operation("matmul", flops, 0.0), chip, efficiency)
 
     def _kernel_cost(self, name: str, call: Instruction, occupancy: float) -> KernelCost | None:
-        """Returns the cost by the kernel's formula; None without one."""
+        """Returns the cost by the kernel's formula, which gets floating operands first; None without one."""
         names = [call.name, *reversed(call.scope.split("/"))]
         formula = next((found for kernel in names if (found := find_formula(kernel))), None)
         shapes = self._shapes[name]
         # Metadata, such as the bounds of groups, has no rows and columns.
         inputs = [a for operand in call.operands for a in _arrays(shapes.get(operand, "")) if a.ndim >= 2]
-        inputs = [a for a in inputs if jnp.issubdtype(a.dtype, jnp.floating)]
+        inputs.sort(key=lambda a: not jnp.issubdtype(a.dtype, jnp.floating))
         return formula(KernelCall(inputs, _arrays(call.shape), {}, occupancy)) if formula else None
 
     def _product_flops(self, name: str, instructions: Sequence[Instruction]) -> float:

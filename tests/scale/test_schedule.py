@@ -4,9 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from composer_jax.scale.costs import CostAssumptions, estimate_cost
+from composer_jax.scale.costs import CostAssumptions, Operation, estimate_cost
 from composer_jax.scale.efficiency import Efficiency
 from composer_jax.scale.plan import compile_program, place_steps
+from composer_jax.scale.roofline import operation_seconds
 from composer_jax.scale.schedule import HloSchedule
 from tests.scale.configuration import small_config
 
@@ -142,6 +143,23 @@ def test_collectives_over_the_same_axes_follow_each_other(network):
     network.chip.peak_flops = 1e6
     waiting = HloSchedule(both).wait_seconds(network, ASSUMED)
     assert waiting.exposed["data"] == pytest.approx(64 + 64 - BATCHED / 1000 + 3 * 128)
+
+
+def test_a_kernel_that_reads_pages_by_a_table_hides_a_collective(network):
+    is_kernel = 'custom_call_target="tpu_custom_call", metadata={op_name="jit(step)/paged_attention/pallas_call"}'
+    kernel = PROGRAM.replace(
+        "  %ag-done =",
+        "  %table = s32[2,1,3]{2,1,0} broadcast(%w)\n"
+        "  %q = bf16[2,1,16,128]{3,2,1,0} broadcast(%w)\n"
+        "  %pages = bf16[4,9,64,256]{3,2,1,0} broadcast(%w)\n"
+        f"  %kernel.1 = bf16[2,1,16,128]{{3,2,1,0}} custom-call(%w, %table, %q, %pages), {is_kernel}\n"
+        "  %ag-done =",
+    )
+    network.chip.peak_flops, network.chip.hbm_bandwidth = 1e30, 1e4
+    waiting = HloSchedule(kernel).wait_seconds(network, ASSUMED)
+    n_bytes = 2 * 3 * 64 * 256 * 2 + 2 * 3 * 4 + 2 * (2 * 16 * 128 * 2)
+    seconds = operation_seconds(Operation("attention", 0.0, n_bytes), network.chip, network.efficiency)
+    assert 10 < seconds < 64 and waiting.exposed["data"] == pytest.approx(64 - seconds + 3 * 128)
 
 
 @pytest.mark.slow
