@@ -2,7 +2,6 @@
 
 import collections
 import gc
-import importlib.metadata
 import importlib.util
 import os
 import signal
@@ -36,15 +35,6 @@ os.environ["XLA_FLAGS"] = " ".join(
         "--xla_backend_optimization_level=0",
     ]
 ).strip()
-# The newer emitters, which go through MLIR, compile for longer: without a cache, tests/train/test_losses.py takes 32 s
-# with them and 20 s with the older ones. JAX 0.11 has no older ones, and aborts at this flag. With the older ones the
-# devices start two collectives in different orders, and wait for each other for good, in a step on data=2, expert=2,
-# tensor=2 with the ring: no test has that mesh (it passes with the newer ones). Other flags do not help: without the
-# scheduler for concurrency test_two_hosts.py waits.
-OLD_EMITTERS = " --xla_cpu_use_fusion_emitters=false"
-if importlib.metadata.version("jax").startswith("0.10."):
-    os.environ["XLA_FLAGS"] += OLD_EMITTERS
-
 import hypothesis  # noqa: E402
 import jax  # noqa: E402
 import pytest  # noqa: E402
@@ -92,12 +82,9 @@ def bucket_url(emulated_storage, tmp_path, monkeypatch) -> str:
 
 @pytest.fixture(scope="module")
 def libtpu():
-    """Skips where libtpu is missing, and hides the flag that libtpu's XLA does not know either."""
+    """Skips where libtpu is missing."""
     if importlib.util.find_spec("libtpu") is None:
         pytest.skip('needs libtpu, the compiler for TPUs: pip install "composer_jax[tpu]"')
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XLA_FLAGS", os.environ["XLA_FLAGS"].replace(OLD_EMITTERS, ""))
-        yield
 
 
 SLOW_TEST_WEIGHT = 100  # a slow test takes about as long as so many others

@@ -10,6 +10,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from composer_jax.errors import UserError
+from composer_jax.parallel.platform import compile_cpu_meshes_anew
 from composer_jax.parallel.processes import process_count
 
 AXES = ("replica", "data", "expert", "context", "tensor")
@@ -119,6 +120,8 @@ def make_mesh(devices: Devices | None = None, **sizes: int) -> Mesh:
             f"The mesh {sizes} needs {math.prod(shape)} devices, but there are {len(devices)}; "
             "change the mesh sizes or the number of devices."
         )
+    if devices[0].platform == "cpu" and len(devices) > 1:
+        compile_cpu_meshes_anew()
     types = (AxisType.Auto,) * len(AXES)
     try:
         return jax.make_mesh(shape, AXES, axis_types=types, devices=devices)

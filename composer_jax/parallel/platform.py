@@ -3,12 +3,13 @@
 Importing this module also shortens what JAX logs of a plugin that cannot start.
 """
 
+import functools
 import logging
 import os
 from pathlib import Path
 
 import jax
-from jax._src import xla_bridge
+from jax._src import compiler, xla_bridge
 
 from composer_jax.errors import UserError
 from composer_jax.parallel.processes import process_count
@@ -52,6 +53,31 @@ def use_compilation_cache(folder: Path | None = None) -> None:
         folder = folder or Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "composer_jax" / "xla"
         jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+def compile_cpu_meshes_anew() -> None:
+    """Lets JAX's compilation cache neither keep nor return programs for several CPU devices.
+
+    XLA's CPU client runs the collectives of a program in one order on all devices, because each of them uses the same
+    resource. A program that comes from the cache has another resource inside a loop than outside (in XLA's source:
+    `WhileThunkFromProto`, which reads the loop's body with a reader of its own). Then two devices start two collectives
+    in different orders, and each waits for the other for good.
+    """
+    compile_or_read = compiler.compile_or_get_cached
+    if hasattr(compile_or_read, "__wrapped__"):
+        return  # called before
+
+    @functools.wraps(compile_or_read)
+    def compile_program(backend, computation, devices, compile_options, host_callbacks, executable_devices, *others):
+        if backend.platform == "cpu" and devices.size > 1:
+            return compiler.backend_compile_and_load(
+                backend, computation, executable_devices, compile_options, host_callbacks
+            )
+        return compile_or_read(
+            backend, computation, devices, compile_options, host_callbacks, executable_devices, *others
+        )
+
+    compiler.compile_or_get_cached = compile_program
 
 
 def _shorten_plugin_error(record: logging.LogRecord) -> bool:
