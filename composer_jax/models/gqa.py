@@ -25,6 +25,7 @@ from composer_jax.ops.attention import Scales
 from composer_jax.ops.cached_attention import KeyRange, LayerCache, attend_cache
 from composer_jax.ops.max_logits import max_logits
 from composer_jax.ops.packed_attention import AttentionMask, attend_rows
+from composer_jax.ops.paged_attention import EntryHeads
 from composer_jax.parallel import context
 from composer_jax.parallel.sharding import axis_size, psum_tensor
 
@@ -132,9 +133,18 @@ class GroupedQueryAttention(nnx.Module):
             rows = values_BTX.shape[:2]
             return keys.reshape(*rows, n, x), values.reshape(*rows, n, v_width), scales
 
-        has_window = self.config.sliding_window is not None
-        q_BSHX = self._queries(x_BSD, angles)
-        return self._output(attend_cache(q_BSHX, write(flat), split, keys, self._sinks(), has_window=has_window))
+        q_BSHX, cache = self._queries(x_BSD, angles), write(flat)
+        y_BSHV = attend_cache(
+            q_BSHX,
+            cache,
+            split,
+            keys,
+            self._sinks(),
+            heads=EntryHeads(n, x, v_width, first_value=n * x),
+            form=self.config.attention_form,
+            has_window=self.config.sliding_window is not None,
+        )
+        return self._output(y_BSHV)
 
     def _whole_row(self, x_BSD: jax.Array, positions_BS: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Returns the queries of this device's positions, and keys and values of the whole row."""

@@ -30,6 +30,7 @@ from composer_jax.ops.attention import Scales
 from composer_jax.ops.cached_attention import KeyRange, LayerCache, attend_cache
 from composer_jax.ops.max_logits import max_logits
 from composer_jax.ops.packed_attention import AttentionMask, attend_rows
+from composer_jax.ops.paged_attention import EntryHeads
 from composer_jax.ops.vma import match_vma
 from composer_jax.parallel import context
 from composer_jax.parallel.sharding import psum_tensor
@@ -227,7 +228,9 @@ class MultiHeadLatentAttention(nnx.Module):
             # Whole entries serve as values, too: cutting off the rotary keys would copy the rest.
             return values_BTX[:, :, None], values_BTX[:, :, None], scales
 
-        y_latent = attend_cache(q_BSHX, cache, split, keys, has_window=c.sliding_window is not None)[..., :r]
+        heads = EntryHeads(1, r + c.qk_rope_dim, r, first_value=0)
+        has_window = c.sliding_window is not None
+        y_latent = attend_cache(q_BSHX, cache, split, keys, heads=heads, form=c.attention_form, has_window=has_window)
         return jnp.einsum("bshr,rhv->bshv", y_latent, v_up)
 
     def _attend_expanded(

@@ -5,8 +5,10 @@ The softmax is normalised at the end, with a running maximum and a running sum (
 cache, and a row's context is never copied as a whole. Blocks that no query of the rows attends to are not read, so the
 work follows the longest context among the rows of a block: put contexts of similar lengths beside each other.
 
-On GPUs the host reads the bounds of such a loop, in every layer. There one new token per row is computed in a fixed
-number of blocks, those of the whole page table: give it a table that is little longer than the longest context.
+On NVIDIA GPUs a kernel computes few new tokens per row and bounds its loop by each context (ops/paged_attention.py).
+Where it cannot, the host reads the bounds of the loop over blocks, in every layer. There one new token per row is
+computed in a fixed number of blocks, those of the whole page table: give it a table that is little longer than the
+longest context.
 """
 
 import dataclasses
@@ -25,7 +27,10 @@ from composer_jax.ops.attention import (
     masked_scores,
     ungroup_outputs,
 )
+from composer_jax.ops.attention_form import AttentionForm
 from composer_jax.ops.kernel_cost import AT_MOST
+from composer_jax.ops.local_gpu import local_gpu
+from composer_jax.ops.paged_attention import EntryHeads, attend_pages, paged_refusal
 from composer_jax.ops.shapes import check_shapes
 
 
@@ -94,6 +99,8 @@ def attend_cache(
     keys: KeyRange,
     sinks_H: jax.Array | None = None,
     *,
+    heads: EntryHeads | None = None,
+    form: AttentionForm = "auto",
     has_window: bool = False,
     expanded_width: int = 0,
 ) -> jax.Array:
@@ -104,17 +111,35 @@ def attend_cache(
     Args:
       q_BSHX: queries, already multiplied by the logit scale.
       split: the keys and values in entries.
-      has_window: whether queries attend to a window of their context in some layers. GPUs, too, then read only the
-        blocks that a query attends to.
+      heads: where they lie in an entry, for the kernel of GPUs; values that `split` returns may be wider. None where
+        `split` computes new ones.
+      form: "plain" means without that kernel.
+      has_window: whether queries attend to a window of their context in some layers. GPUs without the kernel, too, then
+        read only the blocks that a query attends to.
       expanded_width: numbers of the keys and values of a token where `split` computes new ones; 0 where it takes parts
         of the entry.
     """
     check_shapes(q_BSHX=(q_BSHX, jnp.floating), sinks_H=(sinks_H, jnp.float32))
     check_shapes(first_BS=(keys.first_BS, jnp.int32), last_BS=(keys.last_BS, jnp.int32))
-    form = functools.partial(_attend_in_blocks, split=split, expanded_width=expanded_width)
-    on_cpu, elsewhere = (functools.partial(form, size=size) for size in (CPU_BLOCK, BLOCK))
+    in_blocks = functools.partial(_attend_in_blocks, split=split, expanded_width=expanded_width)
+    on_cpu, elsewhere = (functools.partial(in_blocks, size=size) for size in (CPU_BLOCK, BLOCK))
     on_gpu = functools.partial(elsewhere, all_blocks=q_BSHX.shape[1] == 1 and not has_window)
+    if heads is not None:
+        on_cpu, elsewhere, on_gpu = (_narrow(blocks, heads.value_width) for blocks in (on_cpu, elsewhere, on_gpu))
+        if form != "plain" and paged_refusal(local_gpu(), q_BSHX, cache.entries_LZTX, heads) is None:
+            on_gpu = functools.partial(_attend_in_pages, heads=heads)
     return jax.lax.platform_dependent(q_BSHX, cache, keys, sinks_H, cpu=on_cpu, tpu=elsewhere, default=on_gpu)
+
+
+def _narrow(attend: Callable[..., jax.Array], width: int) -> Callable[..., jax.Array]:
+    return lambda *operands: attend(*operands)[..., :width]
+
+
+def _attend_in_pages(
+    q_BSHX: jax.Array, cache: LayerCache, keys: KeyRange, sinks_H: jax.Array | None, *, heads: EntryHeads
+) -> jax.Array:
+    entries = cache.entries_LZTX, cache.layer, cache.tables_BJ
+    return attend_pages(q_BSHX, *entries, *keys, sinks_H, heads=heads)
 
 
 def _attend_in_blocks(
