@@ -47,6 +47,9 @@ class BlockSize:
 CPU_BLOCK, BLOCK = BlockSize(16, 1 << 20), BlockSize(1 << 20, 64 << 20)
 """On a CPU a block stays in a core's cache; elsewhere it is large, so that starting its products costs little."""
 
+CPU_LANES = 16
+"""float32 numbers of an AVX-512 register."""
+
 
 class KeyRange(NamedTuple):
     """The positions of a context that each new token attends to, both ends included."""
@@ -78,16 +81,25 @@ class LayerCache:
 
     def read(self, first: jax.Array | int, n: int) -> tuple[jax.Array, jax.Array | None]:
         """Returns the entries [B,nT,width] of pages first to first+n-1 of every row, and their scales [B,nT,G]."""
+        scales = None if self.scales_LZTG is None else self._take(self.scales_LZTG, first, n, slice(None))
+        return self._take(self.entries_LZTX, first, n, slice(None))[..., : self.width], scales
+
+    def read_joined(self, first: jax.Array | int, n: int, heads: EntryHeads) -> tuple[jax.Array, jax.Array]:
+        """Returns keys [B,nT,1,NX] and values [B,nT,1,NV] of the same pages, those of all heads as one head's."""
+        end = heads.first_value + heads.count * heads.value_width
+        parts = slice(heads.count * heads.key_width), slice(heads.first_value, end)
+        keys, values = (self._take(self.entries_LZTX, first, n, part)[:, :, None] for part in parts)
+        return keys, values
+
+    def _take(self, array_LZTX: jax.Array, first: jax.Array | int, n: int, part: slice) -> jax.Array:
+        """Returns a part of each entry of some pages, [B,nT,X]."""
         pages_BN = jax.lax.dynamic_slice_in_dim(self.tables_BJ, first, n, axis=1)
-
-        def take(array_LZTX: jax.Array, width: int) -> jax.Array:
-            part_BNTX = array_LZTX[self.layer, pages_BN][..., :width]
-            return part_BNTX.reshape(len(part_BNTX), -1, width)
-
-        scales = None if self.scales_LZTG is None else take(self.scales_LZTG, self.scales_LZTG.shape[-1])
-        return take(self.entries_LZTX, self.width), scales
+        taken_BNTX = array_LZTX[self.layer, pages_BN, :, part]
+        return taken_BNTX.reshape(len(taken_BNTX), -1, taken_BNTX.shape[-1])
 
 
+ReadBlock = Callable[[LayerCache, jax.Array | int, int], tuple[jax.Array, jax.Array, Scales | None]]
+"""(cache, first page, number of pages) -> keys [B,T,N,X], values [B,T,N,V], and their scales."""
 Split = Callable[[jax.Array, jax.Array | None], tuple[jax.Array, jax.Array, Scales | None]]
 """(entries [B,T,X], scales [B,T,G] or None) -> keys [B,T,N,X], values [B,T,N,V], and their scales."""
 
@@ -111,8 +123,8 @@ def attend_cache(
     Args:
       q_BSHX: queries, already multiplied by the logit scale.
       split: the keys and values in entries.
-      heads: where they lie in an entry, for the kernel of GPUs; values that `split` returns may be wider. None where
-        `split` computes new ones.
+      heads: where they lie in an entry, for the kernel of GPUs and for few heads on CPUs; values that `split` returns
+        may be wider. None where `split` computes new ones.
       form: "plain" means without that kernel.
       has_window: whether queries attend to a window of their context in some layers. GPUs without the kernel, too, then
         read only the blocks that a query attends to.
@@ -121,11 +133,14 @@ def attend_cache(
     """
     check_shapes(q_BSHX=(q_BSHX, jnp.floating), sinks_H=(sinks_H, jnp.float32))
     check_shapes(first_BS=(keys.first_BS, jnp.int32), last_BS=(keys.last_BS, jnp.int32))
-    in_blocks = functools.partial(_attend_in_blocks, split=split, expanded_width=expanded_width)
+    read = lambda cache, first, n: split(*cache.read(first, n))  # noqa: E731
+    in_blocks = functools.partial(_attend_in_blocks, read=read, expanded_width=expanded_width)
     on_cpu, elsewhere = (functools.partial(in_blocks, size=size) for size in (CPU_BLOCK, BLOCK))
     on_gpu = functools.partial(elsewhere, all_blocks=q_BSHX.shape[1] == 1 and not has_window)
     if heads is not None:
         on_cpu, elsewhere, on_gpu = (_narrow(blocks, heads.value_width) for blocks in (on_cpu, elsewhere, on_gpu))
+        if heads.count > 1 and q_BSHX.shape[1] * q_BSHX.shape[2] <= CPU_LANES and cache.scales_LZTG is None:
+            on_cpu = functools.partial(_attend_joined, heads=heads)
         if form != "plain" and paged_refusal(local_gpu(), q_BSHX, cache.entries_LZTX, heads) is None:
             on_gpu = functools.partial(_attend_in_pages, heads=heads)
     return jax.lax.platform_dependent(q_BSHX, cache, keys, sinks_H, cpu=on_cpu, tpu=elsewhere, default=on_gpu)
@@ -133,6 +148,22 @@ def attend_cache(
 
 def _narrow(attend: Callable[..., jax.Array], width: int) -> Callable[..., jax.Array]:
     return lambda *operands: attend(*operands)[..., :width]
+
+
+def _attend_joined(
+    q_BSHX: jax.Array, cache: LayerCache, keys: KeyRange, sinks_H: jax.Array | None, *, heads: EntryHeads
+) -> jax.Array:
+    """The form of CPUs for few queries: the heads of keys are one wide head, of which a query is zero outside its own.
+
+    A product per head would first transpose keys and values in memory. With CPU_LANES queries or fewer, the scores cost
+    no more this way: a register holds one number for each of them, used or not.
+    """
+    h, n = q_BSHX.shape[2], heads.count
+    own_HN1 = (jnp.arange(h)[:, None] // (h // n) == jnp.arange(n))[..., None]
+    wide_BSHX = jnp.where(own_HN1, q_BSHX[:, :, :, None], 0).reshape(*q_BSHX.shape[:3], -1)
+    read = lambda cache, first, n: (*cache.read_joined(first, n, heads), None)  # noqa: E731
+    y_BSHV = _attend_in_blocks(wide_BSHX, cache, keys, sinks_H, read=read, size=CPU_BLOCK)
+    return jnp.where(own_HN1, y_BSHV.reshape(*y_BSHV.shape[:3], n, -1), 0).sum(3)
 
 
 def _attend_in_pages(
@@ -148,7 +179,7 @@ def _attend_in_blocks(
     keys: KeyRange,
     sinks_H: jax.Array | None,
     *,
-    split: Split,
+    read: ReadBlock,
     size: BlockSize,
     expanded_width: int = 0,
     all_blocks: bool = False,
@@ -165,7 +196,7 @@ def _attend_in_blocks(
 
     def attend_rows(inputs: tuple[jax.Array, jax.Array, KeyRange]) -> jax.Array:
         q, tables, keys = inputs
-        return _attend_rows(q, dataclasses.replace(cache, tables_BJ=tables), split, keys, sinks_H, n, all_blocks)
+        return _attend_rows(q, dataclasses.replace(cache, tables_BJ=tables), read, keys, sinks_H, n, all_blocks)
 
     by_rows = jax.tree.map(lambda x: x.reshape(b // rows, rows, *x.shape[1:]), (q_BSHX, tables_BJ, keys))
     y = jax.lax.map(attend_rows, by_rows)
@@ -175,7 +206,7 @@ def _attend_in_blocks(
 def _attend_rows(
     q_BSHX: jax.Array,
     cache: LayerCache,
-    split: Split,
+    read: ReadBlock,
     keys: KeyRange,
     sinks_H: jax.Array | None,
     n: int,
@@ -183,12 +214,12 @@ def _attend_rows(
 ) -> jax.Array:
     """`attend_cache` in blocks of n pages, which divide the pages of a row: all of them, or those with keys."""
     block = n * cache.entries_LZTX.shape[2]
-    _, v_BTNV, _ = jax.eval_shape(lambda: split(*cache.read(0, n)))
+    _, v_BTNV, _ = jax.eval_shape(lambda: read(cache, 0, n))
     q_BNQX = group_queries(q_BSHX, v_BTNV.shape[2])
 
     def add_block(i: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]):
         largest, total, y_BNQV = carry
-        k_BTNX, v_BTNV, scales = split(*cache.read(i * n, n))
+        k_BTNX, v_BTNV, scales = read(cache, i * n, n)
         position = i * block + jnp.arange(block)
         seen_BST = (position >= keys.first_BS[..., None]) & (position <= keys.last_BS[..., None])
         scores = masked_scores(q_BNQX, k_BTNX, additive_mask(seen_BST), scales)
