@@ -122,9 +122,10 @@ class GroupedQueryAttention(nnx.Module):
         k, v = self._keys_and_values(x_BSD, angles)
         flat = jnp.concatenate([k.reshape(*k.shape[:2], -1), v.reshape(*v.shape[:2], -1)], axis=-1)
         parts = EntryParts(k.shape[2], (k.shape[3],), v.shape[3])
-        has_window = self.config.sliding_window is not None
-        q_BSHX = self._queries(x_BSD, angles)
-        return self._output(attend_cache(q_BSHX, write(flat), parts, keys, self._sinks(), has_window=has_window))
+        q_BSHX, cache = self._queries(x_BSD, angles), write(flat)
+        form, has_window = self.config.attention_form, self.config.sliding_window is not None
+        y_BSHV = attend_cache(q_BSHX, cache, parts, keys, self._sinks(), form=form, has_window=has_window)
+        return self._output(y_BSHV)
 
     def _whole_row(self, x_BSD: jax.Array, positions_BS: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Returns the queries of this device's positions, and keys and values of the whole row."""

@@ -220,7 +220,8 @@ class MultiHeadLatentAttention(nnx.Module):
         q_BSHX = jnp.concatenate([q_latent, q_rope], axis=-1) * c.logit_scale
 
         parts = EntryParts(1, (r, c.qk_rope_dim), r, value_in_key=True)
-        y_latent = attend_cache(q_BSHX, cache, parts, keys, has_window=c.sliding_window is not None)
+        has_window = c.sliding_window is not None
+        y_latent = attend_cache(q_BSHX, cache, parts, keys, form=c.attention_form, has_window=has_window)
         return jnp.einsum("bshr,rhv->bshv", y_latent, v_up)
 
     def _attend_expanded(

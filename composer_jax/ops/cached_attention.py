@@ -5,10 +5,10 @@ The softmax is normalised at the end, with a running maximum and a running sum (
 cache, and a row's context is never copied as a whole. Blocks that no query of the rows attends to are not read, so the
 work follows the longest context among the rows of a block: put contexts of similar lengths beside each other.
 
-On TPUs a kernel takes the calls that it supports and copies no page in HBM (ops/tpu_paged_attention.py).
-
-On GPUs the host reads the bounds of such a loop, in every layer. There one new token per row is computed in a fixed
-number of blocks, those of the whole page table: give it a table that is little longer than the longest context.
+On TPUs and NVIDIA GPUs kernels compute the calls that they support and copy no page (ops/tpu_paged_attention.py,
+ops/gpu_paged_attention.py). Where the one for GPUs cannot, the host reads the bounds of the loop over blocks, in every
+layer. There one new token per row is computed in a fixed number of blocks, those of the whole page table: give it a
+table that is little longer than the longest context.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from composer_jax.ops import tpu_paged_attention
+from composer_jax.ops import gpu_paged_attention, tpu_paged_attention
 from composer_jax.ops.attention import (
     Scales,
     additive_mask,
@@ -28,8 +28,10 @@ from composer_jax.ops.attention import (
     masked_scores,
     ungroup_outputs,
 )
+from composer_jax.ops.attention_form import AttentionForm
 from composer_jax.ops.entry_parts import EntryParts
 from composer_jax.ops.kernel_cost import AT_MOST
+from composer_jax.ops.local_gpu import local_gpu
 from composer_jax.ops.shapes import check_shapes
 from composer_jax.ops.vma import match_vma
 
@@ -46,6 +48,9 @@ class BlockSize:
 
 CPU_BLOCK, BLOCK = BlockSize(16, 1 << 20), BlockSize(1 << 20, 64 << 20)
 """On a CPU a block stays in a core's cache; elsewhere it is large, so that starting its products costs little."""
+
+CPU_LANES = 16
+"""float32 numbers of an AVX-512 register."""
 
 
 class KeyRange(NamedTuple):
@@ -78,16 +83,25 @@ class LayerCache:
 
     def read(self, first: jax.Array | int, n: int) -> tuple[jax.Array, jax.Array | None]:
         """Returns the entries [B,nT,width] of pages first to first+n-1 of every row, and their scales [B,nT,G]."""
+        scales = None if self.scales_LZTG is None else self._take(self.scales_LZTG, first, n, slice(None))
+        return self._take(self.entries_LZTX, first, n, slice(None))[..., : self.width], scales
+
+    def read_joined(self, first: jax.Array | int, n: int, parts: EntryParts) -> tuple[jax.Array, jax.Array]:
+        """Returns keys [B,nT,1,NX] and values [B,nT,1,NV] of the same pages, those of all heads as one head's."""
+        end = parts.first_value + parts.n_heads * parts.value_width
+        slices = slice(parts.n_heads * parts.key_width), slice(parts.first_value, end)
+        keys, values = (self._take(self.entries_LZTX, first, n, part)[:, :, None] for part in slices)
+        return keys, values
+
+    def _take(self, array_LZTX: jax.Array, first: jax.Array | int, n: int, part: slice) -> jax.Array:
+        """Returns a part of each entry of some pages, [B,nT,X]."""
         pages_BN = jax.lax.dynamic_slice_in_dim(self.tables_BJ, first, n, axis=1)
-
-        def take(array_LZTX: jax.Array, width: int) -> jax.Array:
-            part_BNTX = array_LZTX[self.layer, pages_BN][..., :width]
-            return part_BNTX.reshape(len(part_BNTX), -1, width)
-
-        scales = None if self.scales_LZTG is None else take(self.scales_LZTG, self.scales_LZTG.shape[-1])
-        return take(self.entries_LZTX, self.width), scales
+        taken_BNTX = array_LZTX[self.layer, pages_BN, :, part]
+        return taken_BNTX.reshape(len(taken_BNTX), -1, taken_BNTX.shape[-1])
 
 
+ReadBlock = Callable[[LayerCache, jax.Array | int, int], tuple[jax.Array, jax.Array, Scales | None]]
+"""(cache, first page, number of pages) -> keys [B,T,N,X], values [B,T,N,V], and their scales."""
 Split = Callable[[jax.Array, jax.Array | None], tuple[jax.Array, jax.Array, Scales | None]]
 """(entries [B,T,X], scales [B,T,G] or None) -> keys [B,T,N,X], values [B,T,N,V], and their scales.
 
@@ -102,6 +116,7 @@ def attend_cache(
     keys: KeyRange,
     sinks_H: jax.Array | None = None,
     *,
+    form: AttentionForm = "auto",
     has_window: bool = False,
     expanded_width: int = 0,
 ) -> jax.Array:
@@ -111,30 +126,63 @@ def attend_cache(
 
     Args:
       q_BSHX: queries, already multiplied by the logit scale.
-      split: the keys and values in entries. The kernel for TPUs needs EntryParts.
-      has_window: whether queries attend to a window of their context in some layers. GPUs, too, then read only the
-        blocks that a query attends to.
+      split: the keys and values in entries. Kernels need EntryParts.
+      form: "plain" means without the kernel of GPUs.
+      has_window: whether queries attend to a window of their context in some layers. GPUs without the kernel, too, then
+        read only the blocks that a query attends to.
       expanded_width: numbers of the keys and values of a token where `split` computes new ones; 0 where it takes parts
         of the entry.
     """
     check_shapes(q_BSHX=(q_BSHX, jnp.floating), sinks_H=(sinks_H, jnp.float32))
     check_shapes(first_BS=(keys.first_BS, jnp.int32), last_BS=(keys.last_BS, jnp.int32))
-    form = functools.partial(_attend_in_blocks, split=split, expanded_width=expanded_width)
-    on_cpu, elsewhere = (functools.partial(form, size=size) for size in (CPU_BLOCK, BLOCK))
+    read = lambda cache, first, n: split(*cache.read(first, n))  # noqa: E731
+    in_blocks = functools.partial(_attend_in_blocks, read=read, expanded_width=expanded_width)
+    on_cpu, elsewhere = (functools.partial(in_blocks, size=size) for size in (CPU_BLOCK, BLOCK))
     on_gpu = functools.partial(elsewhere, all_blocks=q_BSHX.shape[1] == 1 and not has_window)
-    if isinstance(split, EntryParts) and tpu_paged_attention.supports(q_BSHX, cache.entries_LZTX, split):
-        on_tpu = functools.partial(_attend_pages, parts=split)
-    else:
-        on_tpu = elsewhere
-    return jax.lax.platform_dependent(q_BSHX, cache, keys, sinks_H, cpu=on_cpu, tpu=on_tpu, default=on_gpu)
+    on_tpu = None
+    if isinstance(split, EntryParts):
+        entries_LZTX = cache.entries_LZTX
+        if split.value_in_key:
+            on_cpu, elsewhere, on_gpu = (_narrow(blocks, split.value_width) for blocks in (on_cpu, elsewhere, on_gpu))
+        if split.n_heads > 1 and q_BSHX.shape[1] * q_BSHX.shape[2] <= CPU_LANES and cache.scales_LZTG is None:
+            on_cpu = functools.partial(_attend_joined, parts=split)
+        if tpu_paged_attention.supports(q_BSHX, entries_LZTX, split):
+            on_tpu = functools.partial(_attend_in_pages, kernel=tpu_paged_attention.attend, parts=split)
+        if form != "plain" and gpu_paged_attention.refusal(local_gpu(), q_BSHX, entries_LZTX, split) is None:
+            on_gpu = functools.partial(_attend_in_pages, kernel=gpu_paged_attention.attend, parts=split)
+    return jax.lax.platform_dependent(q_BSHX, cache, keys, sinks_H, cpu=on_cpu, tpu=on_tpu or elsewhere, default=on_gpu)
 
 
-def _attend_pages(
+def _narrow(attend: Callable[..., jax.Array], width: int) -> Callable[..., jax.Array]:
+    return lambda *operands: attend(*operands)[..., :width]
+
+
+def _attend_joined(
     q_BSHX: jax.Array, cache: LayerCache, keys: KeyRange, sinks_H: jax.Array | None, *, parts: EntryParts
 ) -> jax.Array:
-    return tpu_paged_attention.attend(
-        q_BSHX, cache.entries_LZTX, cache.layer, cache.tables_BJ, keys.first_BS, keys.last_BS, parts, sinks_H
-    )
+    """The form of CPUs for few queries: the heads of keys are one wide head, of which a query is zero outside its own.
+
+    A product per head would first transpose keys and values in memory. With CPU_LANES queries or fewer, the scores cost
+    no more this way: a register holds one number for each of them, used or not.
+    """
+    h, n = q_BSHX.shape[2], parts.n_heads
+    own_HN1 = (jnp.arange(h)[:, None] // (h // n) == jnp.arange(n))[..., None]
+    wide_BSHX = jnp.where(own_HN1, q_BSHX[:, :, :, None], 0).reshape(*q_BSHX.shape[:3], -1)
+    read = lambda cache, first, n: (*cache.read_joined(first, n, parts), None)  # noqa: E731
+    y_BSHV = _attend_in_blocks(wide_BSHX, cache, keys, sinks_H, read=read, size=CPU_BLOCK)
+    return jnp.where(own_HN1, y_BSHV.reshape(*y_BSHV.shape[:3], n, -1), 0).sum(3)
+
+
+def _attend_in_pages(
+    q_BSHX: jax.Array,
+    cache: LayerCache,
+    keys: KeyRange,
+    sinks_H: jax.Array | None,
+    *,
+    kernel: Callable[..., jax.Array],
+    parts: EntryParts,
+) -> jax.Array:
+    return kernel(q_BSHX, cache.entries_LZTX, cache.layer, cache.tables_BJ, *keys, parts, sinks_H)
 
 
 def _attend_in_blocks(
@@ -143,7 +191,7 @@ def _attend_in_blocks(
     keys: KeyRange,
     sinks_H: jax.Array | None,
     *,
-    split: Split,
+    read: ReadBlock,
     size: BlockSize,
     expanded_width: int = 0,
     all_blocks: bool = False,
@@ -160,18 +208,17 @@ def _attend_in_blocks(
 
     def attend_rows(inputs: tuple[jax.Array, jax.Array, KeyRange]) -> jax.Array:
         q, tables, keys = inputs
-        return _attend_rows(q, dataclasses.replace(cache, tables_BJ=tables), split, keys, sinks_H, n, all_blocks)
+        return _attend_rows(q, dataclasses.replace(cache, tables_BJ=tables), read, keys, sinks_H, n, all_blocks)
 
     by_rows = jax.tree.map(lambda x: x.reshape(b // rows, rows, *x.shape[1:]), (q_BSHX, tables_BJ, keys))
     y = jax.lax.map(attend_rows, by_rows)
-    y_BSHV = y.reshape(b, *y.shape[2:])
-    return y_BSHV[..., : split.value_width] if isinstance(split, EntryParts) else y_BSHV
+    return y.reshape(b, *y.shape[2:])
 
 
 def _attend_rows(
     q_BSHX: jax.Array,
     cache: LayerCache,
-    split: Split,
+    read: ReadBlock,
     keys: KeyRange,
     sinks_H: jax.Array | None,
     n: int,
@@ -179,12 +226,12 @@ def _attend_rows(
 ) -> jax.Array:
     """`attend_cache` in blocks of n pages, which divide the pages of a row: all of them, or those with keys."""
     block = n * cache.entries_LZTX.shape[2]
-    _, v_BTNV, _ = jax.eval_shape(lambda: split(*cache.read(0, n)))
+    _, v_BTNV, _ = jax.eval_shape(lambda: read(cache, 0, n))
     q_BNQX = group_queries(q_BSHX, v_BTNV.shape[2])
 
     def add_block(i: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]):
         largest, total, y_BNQV = carry
-        k_BTNX, v_BTNV, scales = split(*cache.read(i * n, n))
+        k_BTNX, v_BTNV, scales = read(cache, i * n, n)
         position = i * block + jnp.arange(block)
         seen_BST = (position >= keys.first_BS[..., None]) & (position <= keys.last_BS[..., None])
         scores = masked_scores(q_BNQX, k_BTNX, additive_mask(seen_BST), scales)

@@ -33,6 +33,11 @@ class EntryParts:
         return sum(self.key_parts)
 
     @property
+    def head_width(self) -> int:
+        """The numbers of an entry that are a head's key and value."""
+        return self.key_width + (0 if self.value_in_key else self.value_width)
+
+    @property
     def first_value(self) -> int:
         """Where the values begin in an entry."""
         return 0 if self.value_in_key else self.n_heads * self.key_width

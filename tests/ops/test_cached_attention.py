@@ -1,5 +1,8 @@
 """Attention against pages, block by block, is attention against the same entries in order."""
 
+import math
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,10 +11,12 @@ import pytest
 from composer_jax.ops import cached_attention
 from composer_jax.ops.attention import Scales, additive_mask, attend
 from composer_jax.ops.cached_attention import BlockSize, KeyRange, LayerCache, attend_cache
+from composer_jax.ops.entry_parts import EntryParts
 
 B, S, H, N, X, V = 3, 2, 4, 2, 5, 3
 PAGE, PAGES, LAYERS = 4, 16, 2
 WIDTH = N * (X + V)
+PARTS = EntryParts(N, (X,), V)
 
 
 def split(values, scales):
@@ -21,6 +26,10 @@ def split(values, scales):
         of_keys, of_values = jnp.split(scales, 2, axis=-1)
         scales = Scales((X,), (of_keys,), of_values)
     return keys.reshape(*rows, N, X), values.reshape(*rows, N, V), scales
+
+
+def read(cache, first, n):
+    return split(*cache.read(first, n))
 
 
 @pytest.fixture
@@ -79,8 +88,12 @@ def test_blocks_of_rows_and_pages_equal_one_row(size, sinks, dtype, window, rand
         return attend_cache(q, layer_cache(*arrays), split, keys, sink)
 
     @jax.jit
+    def joined(*arrays):
+        return attend_cache(q, layer_cache(*arrays), PARTS, keys, sink)
+
+    @jax.jit
     def on_gpu(*arrays):
-        options = dict(split=split, size=cached_attention.CPU_BLOCK, all_blocks=True)
+        options = dict(read=read, size=cached_attention.CPU_BLOCK, all_blocks=True)
         return cached_attention._attend_in_blocks(q, layer_cache(*arrays), keys, sink, **options)
 
     for layer in range(LAYERS):
@@ -88,7 +101,7 @@ def test_blocks_of_rows_and_pages_equal_one_row(size, sinks, dtype, window, rand
         row_scales = None if scales is None else jnp.asarray(scales[layer][tables].reshape(B, 5 * PAGE, -1))
         k, v, of_row = split(jnp.asarray(row), row_scales)
         expected = attend(q, k, v, bias, sink, of_row)
-        for form in (paged, on_gpu):
+        for form in (paged, joined, on_gpu):
             np.testing.assert_allclose(form(entries, scales, layer), expected, rtol=1e-5, atol=1e-6)
 
 
@@ -116,9 +129,30 @@ def test_padding_beside_a_context_gets_zeros(all_blocks, sinks, random_cache):
     tables, new_cache = random_cache
     entries, _ = new_cache("float32")
     last = np.array([[7], [-1], [15]], np.int32)
-    options = dict(split=split, size=BlockSize(B, 1), all_blocks=all_blocks)
+    options = dict(read=read, size=BlockSize(B, 1), all_blocks=all_blocks)
     cache = LayerCache(jnp.asarray(entries), None, 0, jnp.asarray(tables), WIDTH)
     q, keys = np.ones((B, 1, H, X), np.float32), KeyRange(np.zeros_like(last), last)
     y = cached_attention._attend_in_blocks(q, cache, keys, sinks, **options)
     np.testing.assert_array_equal(y[1], 0)
     assert np.abs(y[0]).min() > 0
+
+
+@pytest.mark.parametrize("groups", [2, 5])
+def test_a_cpu_transposes_no_keys_and_values_for_few_heads(groups, random_cache):
+    """8 and 20 queries of a row; a register holds 16 numbers."""
+    tables, _ = random_cache
+    x = 16
+    shape = lambda *dims: jax.ShapeDtypeStruct(dims, jnp.float32)  # noqa: E731
+
+    last = jnp.full((B, 1), 19, jnp.int32)
+
+    def form(q, entries, tables):
+        cache = LayerCache(entries, None, 0, tables, 8 * x)
+        return attend_cache(q, cache, EntryParts(4, (x,), x), KeyRange(last * 0, last))
+
+    arrays = shape(B, 1, 4 * groups, x), shape(1, PAGES, PAGE, 8 * x), jnp.asarray(tables)
+    program = jax.jit(form).lower(*arrays).compile().as_text()
+    moved = re.findall(r"f32\[([\d,]+)\]\S* (?:transpose|copy)\(", program)
+    largest = max((math.prod(map(int, dims.split(","))) for dims in moved), default=0)
+    all_keys = B * 5 * PAGE * 4 * x
+    assert (largest >= all_keys) == (groups == 5)

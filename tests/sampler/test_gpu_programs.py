@@ -1,4 +1,5 @@
-"""A decode call for GPUs: no loop inside a step has bounds that the host reads, and page tables come in few lengths."""
+"""A decode call for GPUs: it copies no pages where the kernel over pages can run, no loop inside a step has bounds that
+the host reads, and page tables come in few lengths."""
 
 import dataclasses
 import functools
@@ -9,7 +10,10 @@ import numpy as np
 import pytest
 
 from composer_jax.models.cache import abstract_cache
+from composer_jax.models.config import ModelConfig
 from composer_jax.models.model_def import ModelDef
+from composer_jax.models.presets import PRESETS
+from composer_jax.ops.local_gpu import LocalGpu
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.sampler import runner
 from composer_jax.sampler.decode import DecodeRows
@@ -17,6 +21,7 @@ from composer_jax.sampler.programs import decode_program
 from composer_jax.sampler.runner import SHORTEST_CONTEXT, decode_tables
 from tests.compilations import compiles_nothing
 from tests.models.small import GROUPED_QUERY, small
+from tests.ops.triton_lowering import pretend_gpu
 from tests.sampler.conversations import assert_same, run_all
 
 SIZES = dict(n_mtp_modules=0, n_layers=3, dispatch="ring")
@@ -29,18 +34,25 @@ NETWORKS = {
 ROWS, PAGE, PAGES = 64, 16, 64 * 16
 
 
+def lowered(config: ModelConfig, platform: str, pages: int = PAGES, page: int = PAGE) -> str:
+    """A decode call of ROWS contexts that fill the cache together."""
+    config = dataclasses.replace(config, max_context=page * pages // ROWS)
+    mesh, definition = make_mesh(jax.local_devices()[:1]), ModelDef(config)
+    rows = DecodeRows(*[jax.ShapeDtypeStruct((ROWS,), t) for t in (np.int32, np.int32, np.int32, np.uint32)], None)
+    rows = rows._replace(tables_BJ=jax.ShapeDtypeStruct((ROWS, pages // ROWS), np.int32))
+    program = decode_program(definition, mesh, 8, (0,), processed=False)
+    cache = abstract_cache(config, mesh, pages, page)
+    traced = program.trace(*definition.abstract_weights(mesh), cache, *rows)
+    return traced.lower(lowering_platforms=(platform,)).as_text()
+
+
 @functools.cache
 def loops(network: str, platform: str) -> list[str]:
     """The conditions of all loops of a decode call, lowered."""
-    config = dataclasses.replace(NETWORKS[network], max_context=PAGE * PAGES // ROWS)
-    mesh, definition = make_mesh(jax.local_devices()[:1]), ModelDef(config)
-    rows = DecodeRows(*[jax.ShapeDtypeStruct((ROWS,), t) for t in (np.int32, np.int32, np.int32, np.uint32)], None)
-    rows = rows._replace(tables_BJ=jax.ShapeDtypeStruct((ROWS, PAGES // ROWS), np.int32))
-    program = decode_program(definition, mesh, 8, (0,), processed=False)
-    cache = abstract_cache(config, mesh, PAGES, PAGE)
-    text = (
-        program.trace(*definition.abstract_weights(mesh), cache, *rows).lower(lowering_platforms=(platform,)).as_text()
-    )
+    return conditions(lowered(NETWORKS[network], platform))
+
+
+def conditions(text: str) -> list[str]:
     assert text.count("stablehlo.while(") > 1
     conditions = re.findall(r"cond \{\n(.*?)\n\s*stablehlo\.return", text, re.DOTALL)
     assert len(conditions) == text.count("stablehlo.while(")
@@ -64,6 +76,18 @@ def test_a_gpu_reads_no_blocks_before_a_window():
     """At the price of loops that the host reads: one for each of the two runs of layers."""
     assert WINDOWED.sliding_window is not None
     assert len(read_by_host(loops("windowed", "cuda"))) == 3
+
+
+@pytest.mark.parametrize("preset", ["smollm2_135m", "qwen3_30b_a3b", "moonlight_16b_a3b"])
+def test_the_kernel_reads_the_cache_of_published_networks_where_it_lies(preset, monkeypatch):
+    fields = dict(n_layers=4, param_dtype="bfloat16", dispatch="ring")
+    config, pages, page = dataclasses.replace(PRESETS[preset], **fields), ROWS * 8, 64
+    plain = lowered(config, "cuda", pages, page)
+    pretend_gpu(monkeypatch, LocalGpu("NVIDIA H100 80GB HBM3", (9, 0), None))
+    for text, reader in (plain, "gather"), (lowered(config, "cuda", pages, page), "custom_call"):
+        readers = r"stablehlo\.(custom_call|gather|\w*slice|reshape|transpose|convert)\b"
+        assert set(re.findall(rf"{readers}.* : \([^)]*tensor<4x{pages}x{page}x", text)) == {reader}
+        assert len(read_by_host(conditions(text))) == 1
 
 
 @pytest.mark.parametrize(
