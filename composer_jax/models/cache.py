@@ -184,20 +184,26 @@ def write_layer(
 
 
 def _put(array_LZTX: jax.Array, layer: jax.Array, new_BSX: jax.Array, places: CachePlaces) -> jax.Array:
-    """Writes new tokens of one layer, padded to its width. Those of a page that does not exist are dropped.
-
-    XLA's scatter for CPUs is in place and as fast as the tiles for float32 and int8. For 16-bit floats it converts the
-    whole array to float32 and back in every layer; the loop over tiles is slower still.
-    """
+    """Writes new tokens of one layer, padded to its width. Those of a page that does not exist are dropped."""
     padding = array_LZTX.shape[-1] - new_BSX.shape[-1]
     new_BSX = jnp.pad(new_BSX, ((0, 0), (0, 0), (0, padding))).astype(array_LZTX.dtype)
     tiles = _put_in_tiles if new_BSX.shape[1] == 1 else _scatter
-    return jax.lax.platform_dependent(array_LZTX, layer, new_BSX, places, tpu=tiles, default=_scatter)
+    return jax.lax.platform_dependent(
+        array_LZTX, layer, new_BSX, places, tpu=tiles, cpu=_scatter_bits, default=_scatter
+    )
 
 
 def _scatter(array_LZTX: jax.Array, layer: jax.Array, new_BSX: jax.Array, places: CachePlaces) -> jax.Array:
     at = array_LZTX.at[layer, places.page_BS, places.offset_BS]
     return at.set(new_BSX, mode="drop", unique_indices=True)
+
+
+def _scatter_bits(array_LZTX: jax.Array, layer: jax.Array, new_BSX: jax.Array, places: CachePlaces) -> jax.Array:
+    """The form of CPUs, where XLA's scatter of 16-bit floats converts the whole array to float32 and back."""
+    if array_LZTX.dtype.itemsize != 2:
+        return _scatter(array_LZTX, layer, new_BSX, places)
+    bits = lambda array: jax.lax.bitcast_convert_type(array, jnp.uint16)  # noqa: E731
+    return jax.lax.bitcast_convert_type(_scatter(bits(array_LZTX), layer, bits(new_BSX), places), array_LZTX.dtype)
 
 
 def _put_in_tiles(array_LZTX: jax.Array, layer: jax.Array, new_B1X: jax.Array, places: CachePlaces) -> jax.Array:

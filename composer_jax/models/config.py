@@ -192,8 +192,8 @@ class ModelConfig:
     """How attention of whole rows is computed (ops/attention_form.py): "splash", JAX's fused kernel for TPUs; "cudnn",
     cuDNN's for NVIDIA GPUs from Hopper on; "plain", matrix products with float32 scores. "auto" is the fused form of
     the platform where it can run, else the plain one; the log says which and why. A fused form that is asked for by
-    name and cannot run is refused at the start. "plain" also keeps the sampler's decoding from its kernel for NVIDIA
-    GPUs (ops/gpu_paged_attention.py), which otherwise runs where it can."""
+    name and cannot run is refused at the start. "plain" also keeps decoding from its kernels
+    (ops/tpu_paged_attention.py, ops/gpu_paged_attention.py), which otherwise run where they can."""
     scan_unroll: int = 1
     """Layers per iteration of the scan over depth; full unrolling is faster for a handful of small layers."""
     heads_at_once: int | None = None

@@ -6,8 +6,8 @@ cache, and a row's context is never copied as a whole. Blocks that no query of t
 work follows the longest context among the rows of a block: put contexts of similar lengths beside each other.
 
 On TPUs and NVIDIA GPUs kernels compute the calls that they support and copy no page (ops/tpu_paged_attention.py,
-ops/gpu_paged_attention.py). Where the one for GPUs cannot, the host reads the bounds of the loop over blocks, in every
-layer. There one new token per row is computed in a fixed number of blocks, those of the whole page table: give it a
+ops/gpu_paged_attention.py). On a GPU without the kernel the host reads the bounds of the loop over blocks, in every
+layer. So one new token per row is computed there in a fixed number of blocks, those of the whole page table: give it a
 table that is little longer than the longest context.
 """
 
@@ -127,7 +127,7 @@ def attend_cache(
     Args:
       q_BSHX: queries, already multiplied by the logit scale.
       split: the keys and values in entries. Kernels need EntryParts.
-      form: "plain" means without the kernel of GPUs.
+      form: "plain" means without the kernels.
       has_window: whether queries attend to a window of their context in some layers. GPUs without the kernel, too, then
         read only the blocks that a query attends to.
       expanded_width: numbers of the keys and values of a token where `split` computes new ones; 0 where it takes parts
@@ -146,9 +146,9 @@ def attend_cache(
             on_cpu, elsewhere, on_gpu = (_narrow(blocks, split.value_width) for blocks in (on_cpu, elsewhere, on_gpu))
         if split.n_heads > 1 and q_BSHX.shape[1] * q_BSHX.shape[2] <= CPU_LANES and cache.scales_LZTG is None:
             on_cpu = functools.partial(_attend_joined, parts=split)
-        if tpu_paged_attention.supports(q_BSHX, entries_LZTX, split):
+        if form != "plain" and tpu_paged_attention.supports(q_BSHX, entries_LZTX, split):
             on_tpu = functools.partial(_attend_in_pages, kernel=tpu_paged_attention.attend, parts=split)
-        if form != "plain" and gpu_paged_attention.refusal(local_gpu(), q_BSHX, entries_LZTX, split) is None:
+        if form != "plain" and gpu_paged_attention.supports(local_gpu(), q_BSHX, entries_LZTX, split):
             on_gpu = functools.partial(_attend_in_pages, kernel=gpu_paged_attention.attend, parts=split)
     return jax.lax.platform_dependent(q_BSHX, cache, keys, sinks_H, cpu=on_cpu, tpu=on_tpu or elsewhere, default=on_gpu)
 
@@ -163,7 +163,8 @@ def _attend_joined(
     """The form of CPUs for few queries: the heads of keys are one wide head, of which a query is zero outside its own.
 
     A product per head would first transpose keys and values in memory. With CPU_LANES queries or fewer, the scores cost
-    no more this way: a register holds one number for each of them, used or not.
+    no more this way: a register holds one number for each of them, used or not. The weighted values take N times the
+    multiplications, which is less than the transposition.
     """
     h, n = q_BSHX.shape[2], parts.n_heads
     own_HN1 = (jnp.arange(h)[:, None] // (h // n) == jnp.arange(n))[..., None]

@@ -56,7 +56,7 @@ class EntryParts:
         v_BTNV = k_BTNX if self.value_in_key else values.reshape(*rows, self.n_heads, self.value_width)
         if scales_BTG is None:
             return k_BTNX, v_BTNV, None
-        *of_keys, of_values = jnp.split(scales_BTG, len(self.key_parts) + (not self.value_in_key), axis=-1)
-        if self.value_in_key:
-            of_keys, of_values = [*of_keys, of_values], of_keys[0]
-        return k_BTNX, v_BTNV, Scales(self.key_parts, tuple(of_keys), of_values)
+        n_keys = len(self.key_parts)
+        groups = jnp.split(scales_BTG, n_keys + (not self.value_in_key), axis=-1)
+        of_value = groups[0 if self.value_in_key else -1]
+        return k_BTNX, v_BTNV, Scales(self.key_parts, tuple(groups[:n_keys]), of_value)

@@ -9,8 +9,8 @@ length (Flash-Decoding: Dao, Haziza, Massa and Sizov 2023). A part yields weight
 largest score, which XLA merges afterwards, together with the attention sinks. Operands of products have the compute
 dtype, everything else is float32, as in ops/cached_attention.py.
 
-JAX 0.11 calls Pallas' Triton backend deprecated. Its successor, Mosaic, multiplies small matrices, and on GPUs before
-Hopper, from JAX 0.11 on only (mosaic_gpu.mma), and this package runs on 0.10.2.
+JAX 0.11 calls Pallas' Triton backend deprecated. Its successor, Mosaic, can multiply small matrices, or run on GPUs
+before Hopper, only from JAX 0.11 on (mosaic_gpu.mma); this package also runs on 0.10.2.
 """
 
 import functools
@@ -22,14 +22,13 @@ import jax.numpy as jnp
 
 from composer_jax.ops.attention import MASKED, group_queries, group_sinks, ungroup_outputs
 from composer_jax.ops.entry_parts import EntryParts
-from composer_jax.ops.kernel_cost import KernelCall, KernelCost, array_bytes, kernel_cost
 from composer_jax.ops.local_gpu import LocalGpu
 from composer_jax.ops.vma import match_vma, pcast_varying, varying_axes, without_vma_checks
 
 NARROWEST = 16
 """Rows and columns of the smallest matrices that a GPU's matrix units multiply."""
-TOKENS = 16
-"""New tokens per row, at most; a prefill is faster as large products."""
+MOST_TOKENS = 16
+"""New tokens of a row, at most; those of a prefill are large products."""
 SUMS = 64 * 128
 """Numbers of float32 weighted values that a block of 128 threads holds in registers: 64 per thread."""
 LOAD = 16 << 10
@@ -44,22 +43,20 @@ BLOCKS = 512
 multiprocessors of an H100."""
 
 
-def refusal(gpu: LocalGpu | None, q_BSHX: jax.Array, entries_LZTX: jax.Array, parts: EntryParts) -> str | None:
-    """Returns why the kernel cannot compute these queries on this process's GPU; None if it can."""
-    if gpu is None:
-        return "this process has no NVIDIA GPU"
-    if gpu.capability < (8, 0):
-        return f"{gpu.kind} has compute capability {gpu.capability[0]}.{gpu.capability[1]}, and Triton needs 8.0"
+def supports(gpu: LocalGpu | None, q_BSHX: jax.Array, entries_LZTX: jax.Array, parts: EntryParts) -> bool:
+    """Returns whether the kernel takes these queries and entries on this process's GPU (None: it has none).
+
+    It takes 16-bit floats and float32, one dtype for both, without scales; rows of few tokens; keys and values whose
+    widths NARROWEST divides, and whose sums and loads a block of threads can hold.
+    """
+    if gpu is None or gpu.capability < (8, 0):  # Triton's oldest
+        return False
     if q_BSHX.dtype not in (jnp.bfloat16, jnp.float16, jnp.float32) or entries_LZTX.dtype != q_BSHX.dtype:
-        return f"the cache has {entries_LZTX.dtype} entries and the compute dtype is {q_BSHX.dtype}"
-    if q_BSHX.shape[1] > TOKENS:
-        return f"{q_BSHX.shape[1]} new tokens per row are more than {TOKENS}"
-    if parts.key_width % NARROWEST or parts.value_width % NARROWEST or parts.value_width * NARROWEST > SUMS:
-        most = SUMS // NARROWEST
-        return f"heads are {parts.key_width} and {parts.value_width} wide, not multiples of {NARROWEST} up to {most}"
-    if NARROWEST * parts.head_width * q_BSHX.dtype.itemsize > MOST_LOAD:
-        return f"a head's keys and values, {parts.head_width} numbers in {q_BSHX.dtype}, need too much shared memory"
-    return None
+        return False
+    if q_BSHX.shape[1] > MOST_TOKENS or parts.key_width % NARROWEST or parts.value_width % NARROWEST:
+        return False
+    load = NARROWEST * parts.head_width * q_BSHX.dtype.itemsize
+    return parts.value_width * NARROWEST <= SUMS and load <= MOST_LOAD
 
 
 def attend(
@@ -74,7 +71,7 @@ def attend(
     *,
     interpret: bool = False,
 ) -> jax.Array:
-    """Returns the same as ops/cached_attention.py: attend_cache, [B,S,H,V]; `refusal` has the limits.
+    """Returns the same as ops/cached_attention.py: attend_cache, [B,S,H,V]; `supports` has the limits.
 
     Args:
       q_BSHX: queries, already multiplied by the logit scale.
@@ -106,14 +103,14 @@ def attend(
 
 
 class Tiling(NamedTuple):
-    """How the work of a call is divided; powers of two except for `parts`."""
+    """How the work of a call is divided; powers of two except for `splits`."""
 
     queries: int
     """Queries of a block of threads."""
     tokens: int
     """Tokens whose entries a step of the loop reads."""
-    parts: int
-    """P: parts of a row's range of keys, each of another block of threads."""
+    splits: int
+    """P: equal parts of a row's range of keys, each of another block of threads."""
 
 
 def choose_tiling(q_BNQX: jax.Array, entries_LZTX: jax.Array, pages: int, parts: EntryParts) -> Tiling:
@@ -122,7 +119,8 @@ def choose_tiling(q_BNQX: jax.Array, entries_LZTX: jax.Array, pages: int, parts:
     at_least = lambda number: 1 << (number - 1).bit_length()  # noqa: E731
     at_most = lambda number: 1 << (number.bit_length() - 1)  # noqa: E731
     queries = max(NARROWEST, min(at_least(q), at_most(SUMS // parts.value_width)))
-    tokens = at_most(max(NARROWEST, LOAD // (parts.head_width * entries_LZTX.dtype.itemsize)))
+    load = parts.head_width * entries_LZTX.dtype.itemsize
+    tokens = at_most(max(NARROWEST, min(LOAD // load, SUMS // queries)))
     blocks, steps = b * n * -(-q // queries), -(-pages * entries_LZTX.shape[2] // tokens)
     return Tiling(queries, tokens, min(-(-BLOCKS // blocks), steps))
 
@@ -146,11 +144,11 @@ def _call_kernel(
     from jax.experimental.pallas import triton as plgpu
 
     b, n, q, _ = q_BNQX.shape
-    sums = [jax.ShapeDtypeStruct((b, n, tiling.parts, q, *v), jnp.float32) for v in ((parts.value_width,), (), ())]
+    sums = [jax.ShapeDtypeStruct((b, n, tiling.splits, q, *v), jnp.float32) for v in ((parts.value_width,), (), ())]
     return pl.pallas_call(
         functools.partial(gpu_paged_attention, parts=parts, tiling=tiling),
         out_shape=tuple(sums),
-        grid=(b, n * pl.cdiv(q, tiling.queries), tiling.parts),
+        grid=(b, n * pl.cdiv(q, tiling.queries), tiling.splits),
         compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=STAGES),
         interpret=interpret,
         name="gpu_paged_attention",
@@ -175,8 +173,8 @@ def gpu_paged_attention(
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton as plgpu
 
-    rows, tokens, n_parts = tiling
-    page, dtype, blocks = entries_ref.shape[2], entries_ref.dtype, pl.cdiv(q_ref.shape[2], rows)
+    rows, tokens, n_splits = tiling
+    page, blocks = entries_ref.shape[2], pl.cdiv(q_ref.shape[2], rows)
     row, head, part = pl.program_id(0), jax.lax.div(pl.program_id(1), blocks), pl.program_id(2)
     first_query = jax.lax.rem(pl.program_id(1), blocks) * rows
     queries, exists_Q = pl.ds(first_query, rows), first_query + jnp.arange(rows) < q_ref.shape[2]
@@ -185,12 +183,12 @@ def gpu_paged_attention(
     layer, end = layer_ref[0], jnp.max(last_Q) + 1
     start = jnp.min(jnp.where(last_Q >= 0, first_Q, end))
     steps = pl.cdiv(end - start, tokens)
-    steps_per_part = pl.cdiv(steps, n_parts)
+    steps_per_split = pl.cdiv(steps, n_splits)
 
     key_cuts, value_cuts = _powers_of_two(parts.key_width), _powers_of_two(parts.value_width)
     exists = lambda size: jnp.broadcast_to(exists_Q[:, None], (rows, size))  # noqa: E731
     q_places = [(q_ref.at[row, head, queries, pl.ds(*cut)], exists(cut[1])) for cut in key_cuts]
-    q_parts = [plgpu.load(place, mask=mask, other=0).astype(dtype) for place, mask in q_places]
+    q_parts = [plgpu.load(place, mask=mask, other=0) for place, mask in q_places]
 
     def step(i, carry):
         position_T = start + i * tokens + jnp.arange(tokens)
@@ -210,7 +208,7 @@ def gpu_paged_attention(
 
     zeros = [jnp.zeros((rows, size), jnp.float32) for _, size in value_cuts]
     carry = jnp.full(rows, MASKED, jnp.float32), jnp.zeros(rows, jnp.float32), *zeros
-    bounds = part * steps_per_part, jnp.minimum((part + 1) * steps_per_part, steps)
+    bounds = part * steps_per_split, jnp.minimum((part + 1) * steps_per_split, steps)
     largest_Q, total_Q, *sums = jax.lax.fori_loop(*bounds, step, carry)
     plgpu.store(largest_ref.at[row, head, part, queries], largest_Q, mask=exists_Q)
     plgpu.store(total_ref.at[row, head, part, queries], total_Q, mask=exists_Q)
@@ -234,13 +232,3 @@ def _powers_of_two(width: int) -> list[tuple[int, int]]:
     """Returns (start, size) of parts that make up a width, from the largest down: Triton's arrays have such sizes."""
     sizes = [1 << bit for bit in reversed(range(width.bit_length())) if width >> bit & 1]
     return [(sum(sizes[:i]), size) for i, size in enumerate(sizes)]
-
-
-@kernel_cost("gpu_paged_attention")
-def _cost(call: KernelCall) -> KernelCost:
-    """Products with all tokens of the page tables, whose entries are read once for each head of keys and its values."""
-    _, tables_BJ, _, _, q_BNQX, entries_LZTX = call.inputs
-    (_, n, q, x), v, width = q_BNQX.shape, call.outputs[0].shape[-1], entries_LZTX.shape[-1]
-    tokens = tables_BJ.size * entries_LZTX.shape[2]
-    read = tokens * min(n * (x + v), width) * entries_LZTX.dtype.itemsize
-    return KernelCost("attention", 2.0 * tokens * n * q * (x + v), read + array_bytes(q_BNQX, *call.outputs))

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from composer_jax.ops.attention import MASKED
+from composer_jax.ops.attention import MASKED, group_sinks
 from composer_jax.ops.entry_parts import EntryParts
 from composer_jax.ops.kernel_cost import KernelCall, KernelCost, array_bytes, kernel_cost
 from composer_jax.ops.matmul import float32_sum_precision
@@ -30,14 +30,16 @@ tokens of Kimi K2, which has 64 heads."""
 BLOCK_BYTES = 2 << 20
 """Bytes of a block of pages, at most: large enough to hide the latency of its copy. Two blocks are in VMEM."""
 CHUNK = 512
-"""Keys of a block that are multiplied at once, at most: the last chunk of a row is computed whole."""
+"""Keys of a block that are multiplied at once, or more where a page has more, or the pages that LANES divides together
+have: the last chunk of a row is computed whole."""
 
 
 def supports(q_BSHX: jax.Array, entries_LZTX: jax.Array, parts: EntryParts) -> bool:
     """Returns whether the kernel takes these queries and entries.
 
     It takes bfloat16 and float32, one of them for both; entries whose width LANES divides, without scales; pages of
-    whole tiles of VMEM; rows of few tokens and queries; and entries of which a block holds a chunk.
+    whole tiles of VMEM; rows of few tokens and queries; and pages and entries of which a block holds a
+    chunk of moderate size.
     """
     (_, s, h, _), (*_, page, width), dtype = q_BSHX.shape, entries_LZTX.shape, entries_LZTX.dtype
     if dtype != q_BSHX.dtype or dtype not in (jnp.bfloat16, jnp.float32):
@@ -47,7 +49,7 @@ def supports(q_BSHX: jax.Array, entries_LZTX: jax.Array, parts: EntryParts) -> b
     lanes = plan_lanes(parts)
     if s * h * (lanes.key_width + lanes.value_width) > MOST_NUMBERS:
         return False
-    return _plan_pages(page, width * dtype.itemsize, 1).chunk > 0
+    return 0 < _plan_pages(page, width * dtype.itemsize, 1).chunk * page <= 8 * CHUNK
 
 
 class Lanes(NamedTuple):
@@ -152,9 +154,10 @@ def _attend(q_BSHX, entries_LZTX, layer, tables_BJ, first_BS, last_BS, sinks_H=N
     operands = [tables_BJ[:, None], tables_BJ[:, None], q_BNQX, entries_LZTX]
     if sinks_H is not None:
         in_specs.append(pl.BlockSpec((n, rows, 1), lambda *_: (0, 0, 0)))
-        operands.append(_group_sinks(sinks_H, s, n, rows))
+        operands.append(jnp.pad(group_sinks(sinks_H, n, s), ((0, 0), (0, rows - s * h // n), (0, 0))))
     out = jax.ShapeDtypeStruct((b, n, rows, lanes.value_width), dtype)
     _, flops, read = _full_tables_cost(operands[0], q_BNQX, entries_LZTX, out)
+    scores = flops / (2 * (lanes.key_width + lanes.value_width))
     y_BNQV = pl.pallas_call(
         functools.partial(_attend_row, new_tokens=s, heads=h // n, lanes=lanes, pages=pages),
         out_shape=out,
@@ -173,7 +176,7 @@ def _attend(q_BSHX, entries_LZTX, layer, tables_BJ, first_BS, last_BS, sinks_H=N
         ),
         # The two cores of a v4 or v5p are one device and divide the first axis.
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
-        cost_estimate=pl.CostEstimate(flops=int(flops), bytes_accessed=int(read), transcendentals=0),
+        cost_estimate=pl.CostEstimate(flops=int(flops), bytes_accessed=int(read), transcendentals=int(scores)),
         interpret=interpret,
         name="paged_attention",
     )(*scalars, *operands)
@@ -317,12 +320,6 @@ def _group_queries(q_BSHX: jax.Array, lanes: Lanes) -> jax.Array:
     of_head = lambda i: jnp.pad(heads[:, :, :, i], ((0, 0),) * 4 + ((i * x, lanes.key_width - (i + 1) * x),))  # noqa: E731
     q_BNQX = jnp.stack([of_head(i) for i in range(lanes.heads)], axis=3).reshape(b, n, -1, lanes.key_width)
     return jnp.pad(q_BNQX, ((0, 0), (0, 0), (0, -q_BNQX.shape[2] % sublanes(q_BSHX.dtype)), (0, 0)))
-
-
-def _group_sinks(sinks_H: jax.Array, s: int, n: int, rows: int) -> jax.Array:
-    """Returns the sink of each query of each product, float32 [N,Q,1]."""
-    sinks_NQ = jnp.tile(sinks_H.reshape(n, -1), (1, s))
-    return jnp.pad(sinks_NQ, ((0, 0), (0, rows - sinks_NQ.shape[1])))[..., None]
 
 
 def _ungroup_outputs(y_BNQV: jax.Array, s: int, h: int, lanes: Lanes, parts: EntryParts) -> jax.Array:

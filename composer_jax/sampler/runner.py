@@ -341,7 +341,7 @@ def decode_tables(longest: int, page_size: int, platform: str, *, has_window: bo
     context of the call. Elsewhere, and in networks with a sliding window, a step reads as far as the contexts reach.
     """
     tables = [longest]
-    while platform == "gpu" and not has_window and tables[0] * page_size > SHORTEST_CONTEXT:
+    while platform == "gpu" and not has_window and tables[0] > 1 and tables[0] * page_size > SHORTEST_CONTEXT:
         tables.insert(0, -(-tables[0] // 2))
     return tuple(tables)
 

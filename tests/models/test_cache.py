@@ -142,7 +142,7 @@ def test_a_single_token_is_written_at_its_position_or_dropped(model):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
-def test_writes_of_gpus_and_tpus_are_equal(dtype):
+def test_writes_of_all_platforms_are_equal(dtype):
     rng = np.random.default_rng(0)
     before = jnp.asarray(rng.integers(-99, 99, (2, 6, 8, 3)), dtype)
     new = jnp.asarray(rng.integers(-99, 99, (4, 1, 3)), dtype)
@@ -150,7 +150,7 @@ def test_writes_of_gpus_and_tpus_are_equal(dtype):
     places = CachePlaces(jnp.array([[4], [4], [6], [7]], jnp.int32), jnp.array([[7], [2], [0], [0]], jnp.int32))
     expected = np.array(before)
     expected[1, 4, [7, 2]] = new[:2, 0]
-    for form in (cache_module._scatter, cache_module._put_in_tiles):
+    for form in (cache_module._scatter, cache_module._scatter_bits, cache_module._put_in_tiles):
         np.testing.assert_array_equal(jax.jit(form)(before, jnp.int32(1), new, places), expected)
 
 

@@ -133,6 +133,7 @@ def shapes(tokens=1, heads=32, page=64, width=1024, dtype="bfloat16", entry_dtyp
         ({"dtype": "float32", "entry_dtype": "float32", "page": 8}, True),
         ({"dtype": "float16", "entry_dtype": "float16"}, False),
         ({"page": 8}, False),
+        ({"page": 8192, "width": 128}, False),
         ({"width": 96}, False),
         ({"width": 1 << 14}, False),
     ],

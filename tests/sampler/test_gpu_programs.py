@@ -95,6 +95,7 @@ def test_the_kernel_reads_the_cache_of_published_networks_where_it_lies(preset, 
 )
 def test_page_tables_are_halves_of_the_longest_on_gpus_only(tokens, expected):
     page = SHORTEST_CONTEXT // 16
+    assert decode_tables(1, 2 * SHORTEST_CONTEXT, "gpu", has_window=False) == (1,)
     lengths = decode_tables(tokens // page, page, "gpu", has_window=False)
     assert list(lengths) == expected
     for platform, has_window in (("cpu", False), ("tpu", False), ("gpu", True)):
