@@ -237,9 +237,8 @@ class Scheduler:
         tree.hold(prefix, n_skipped)
         pages = [NO_PAGE] * n_skipped + _pages_of(path[n_skipped:]) + tail
         missing = self._n_prefilling(n, computed) - len(pages)
-        # A page for each running sequence is left, so that the newcomer is not preempted at once.
-        spare = self._n_running[shard]
-        if not self._make_room(shard, missing + spare, keep=lease if resumes else None):
+        # Each that runs and may grow keeps a page for that, so that the newcomer is not preempted at once.
+        if not self._make_room(shard, missing + self._n_growing(shard), keep=lease if resumes else None):
             tree.release(prefix, n_skipped)
             return False
         if lease is not None:
@@ -256,7 +255,14 @@ class Scheduler:
         computed = len(self.trees[shard].match(sequence.tokens[:-1]).path()) * self.limits.page_size
         needed = self._n_prefilling(len(sequence.tokens), computed) - self.limits.pages_for(computed)
         idle = sum(len(lease.tail) for lease in self._leases[shard].values())
-        return needed + self._n_running[shard] <= self._n_available(shard) + idle
+        return needed + self._n_growing(shard) <= self._n_available(shard) + idle
+
+    def _n_growing(self, shard: int) -> int:
+        """Running sequences of a shard that have fewer pages than they may come to need."""
+        most = self.limits.most_pages
+        return sum(
+            s.shard == shard and len(s.pages) - s.n_skipped < most(len(s.tokens) + s.budget) for s in self.running
+        )
 
     def awaits_prefix(self, sequence: SequenceState) -> SequenceState | None:
         """Returns a running request whose prefill is about to compute a page of this context that is not cached yet."""
