@@ -235,6 +235,8 @@ class Scheduler:
             computed = len(prefix.path()) * self.limits.page_size
         n_skipped, path = self.limits.n_skipped(computed), prefix.path()
         tree.hold(prefix, n_skipped)
+        if lease is not None and not resumes and lease.shard == shard:
+            self.drop(lease)  # before those of others
         pages = [NO_PAGE] * n_skipped + _pages_of(path[n_skipped:]) + tail
         missing = self._n_prefilling(n, computed) - len(pages)
         # Each that runs and may grow keeps a page for that, so that the newcomer is not preempted at once.

@@ -289,6 +289,13 @@ def test_sessions_that_fit_keep_their_pages_whoever_runs_at_once():
     assert [s.cached for s in scheduler.running] == [30] * 3 and len(leases[3].tokens) == 30
 
 
+def test_a_session_that_starts_another_context_gives_up_its_own_pages_before_those_of_others():
+    scheduler, _, leases = fitting_sessions(2)
+    scheduler.submit(SequenceState([7] * 28, 4, lease=leases[1]))
+    scheduler.schedule()
+    assert [len(lease.tokens) for lease in leases] == [30, 0] and len(scheduler.running) == 1
+
+
 def test_conversations_that_have_begun_get_slots_before_new_ones():
     scheduler, cache = Scheduler(dataclasses.replace(LIMITS, shards=1, rows=1)), FakeCache(None)
     old = CacheLease()
