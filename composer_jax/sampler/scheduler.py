@@ -177,11 +177,11 @@ class Scheduler:
     def _shards_by_preference(self, sequence: SequenceState) -> list[int]:
         """The shards, first the one that has the most of the context.
 
-        A session comes to a shard that has fewer sessions than fit into it or than the mean, and one that leaves its
-        shard to the one with the fewest, so that all shards have about as many.
+        A session comes to a shard where sessions fit and have a row each, or that has no more than the mean, and one
+        that leaves its shard to the one with the fewest, so that all shards have about as many.
         """
-        lease, shards = sequence.lease, range(self.limits.shards)
-        room = max(self.limits.fitting, sum(map(self._n_sessions, shards)) // len(shards) + 1)
+        lease, shards, limits = sequence.lease, range(self.limits.shards), self.limits
+        room = max(min(limits.fitting, limits.rows), sum(map(self._n_sessions, shards)) // len(shards) + 1)
 
         def cost(shard: int) -> tuple[bool, int, int, int, int]:
             n_sessions = 0 if lease is None else self._n_sessions(shard)

@@ -360,3 +360,12 @@ def test_new_sessions_go_where_sessions_fit_even_if_another_shard_has_their_prom
     for lease in leases:
         run_alone(scheduler, cache, SequenceState([1] * 9, 1, lease=lease))
     assert [lease.shard for lease in leases] == [0, 0, 1, 1, 0], "two fit into each shard, then the mean decides"
+
+
+def test_new_sessions_come_to_a_shard_no_more_than_have_rows_there():
+    """However many fit: else one of them would move where all ask at once, and only then."""
+    scheduler, cache = Scheduler(dataclasses.replace(LIMITS, n_pages=40, fitting=8)), FakeCache(None)
+    leases = [CacheLease() for _ in range(6)]
+    for lease in leases:
+        run_alone(scheduler, cache, SequenceState([1] * 9, 1, lease=lease))
+    assert [lease.shard for lease in leases] == [0, 0, 0, 1, 1, 1]
