@@ -117,6 +117,7 @@ class Sampler:
             self.limits,
             self._raise_if_ended,
             lambda: bool(self._scheduler.running or self._scheduler.waiting),
+            lambda: self._scheduler.n_held_pages,
             most_sessions=most_sessions,
             only_fitting=only_fitting,
         )

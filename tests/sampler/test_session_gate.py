@@ -27,8 +27,8 @@ class Gate:
     """A gate with the places that it has given, by the names of their sessions."""
 
     def __init__(self, limits=LIMITS, **options):
-        self.busy, self.places, self.order, self.tasks = False, {}, [], {}
-        self.gate = SessionGate(limits, lambda: None, lambda: self.busy, **options)
+        self.busy, self.in_use, self.places, self.order, self.tasks = False, limits.n_pages * limits.shards, {}, [], {}
+        self.gate = SessionGate(limits, lambda: None, lambda: self.busy, lambda: self.in_use, **options)
 
     async def open(self, *names, ahead=False):
         """Asks for sessions; returns all names that have opened since the last call."""
@@ -150,6 +150,31 @@ def test_where_contexts_outgrow_the_cache_the_last_sessions_wait_until_others_ha
         "Sessions wait: the contexts of 8 open sessions have grown beyond 90 % of the 800 tokens of the cache, so the "
         "last 2 of them go on when others have closed; a larger sampler.cache_tokens lets more run."
     )
+
+
+def test_nobody_is_held_back_while_contexts_share_so_much_that_the_cache_holds_them():
+    async def main():
+        gate = Gate()
+        await gate.open(*range(8))
+        gate.in_use = 72
+        for place in gate.places.values():
+            gate.gate.note(place, 160)  # 128 pages, of which there are 80
+        assert await held_back(gate) == []
+        gate.in_use = 73
+        gate.gate.note(gate.places[0], 161)
+        gate.in_use = 57
+        assert await held_back(gate) == [7]
+        gate.in_use = 56
+        await gate.close(0)
+        assert await held_back(gate) == [], "16 more are 72"
+        await gate.leave()
+
+    async def held_back(gate):
+        tasks = {name: gate.ask(name) for name in gate.places}
+        await gate.new()
+        return [name for name, task in tasks.items() if not task.done()]
+
+    asyncio.run(main())
 
 
 def test_sessions_that_fit_however_long_they_grow_never_wait():
