@@ -183,10 +183,12 @@ class SessionGate:
                     turn.set_result(place)
 
     def _has_room(self, ahead: bool) -> bool:
-        if self.n_open >= self._most or (self._held_back and not ahead):
+        if self.n_open >= self._most:
             return False
         if self.n_open < max(self._slots, self._n_fitting):
-            return True
+            return True  # also while others are held back, whose owner may need this one as well
+        if self._held_back and not ahead:
+            return False
         share = HARD_LIMIT if ahead else SOFT_LIMIT
         return self._demand + self._need <= share * self._pages + 1e-6  # sums of rounded means
 

@@ -140,8 +140,8 @@ def test_where_contexts_outgrow_the_cache_the_last_sessions_wait_until_others_ha
         waiting = [gate.ask(6), gate.ask(5)]
         assert all([gate.ask(name) and await gate.new() == [] and gate.tasks[name].done() for name in (0, 4, "suite")])
         assert await gate.open("a") == [] and not any(task.done() for task in waiting)
-        assert await gate.close(2) == [] and not waiting[0].done() and waiting[1].done()
-        assert await gate.close(1) == ["a"] and waiting[0].done(), "nobody is held back, and a slot is free"
+        assert await gate.close(2) == ["a"] and not waiting[0].done() and waiting[1].done(), "fewer than slots are open"
+        assert await gate.close(1) == [] and waiting[0].done()
         await gate.leave()
 
     asyncio.run(main())
@@ -189,6 +189,18 @@ def test_sessions_that_fit_however_long_they_grow_never_wait():
         task = gate.ask("a")
         await gate.new()
         assert not task.done() and isinstance((await gate.leave())[-1], RuntimeError)
+
+    asyncio.run(main())
+
+
+def test_one_coroutine_opens_as_many_sessions_as_slots_however_long_their_contexts_are():
+    async def main():
+        gate = Gate()
+        for name in range(8):
+            assert await gate.open(name) == [name]
+            gate.gate.note(gate.places[name], 200)
+        assert await gate.open(8) == []
+        await gate.leave()
 
     asyncio.run(main())
 
