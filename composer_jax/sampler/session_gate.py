@@ -9,8 +9,8 @@ that have ended needed: their moving mean, over about as many as there are slots
 
 Where contexts grow beyond HARD_LIMIT of the cache all the same, and so do the pages in use (shared ones once), the
 sessions that opened last are held back: their next requests wait until others have closed, or until nobody has asked
-for anything for PATIENCE_S, so that nobody waits for ever. Their pages go to the others meanwhile, so the first sessions
-need not give up theirs. As many as fit into the cache however long they grow never wait.
+for anything for PATIENCE_S, so that nobody waits for ever. Their pages go to the others meanwhile, so the first
+sessions need not give up theirs. As many as fit into the cache however long they grow never wait.
 """
 
 import asyncio

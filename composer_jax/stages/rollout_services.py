@@ -47,8 +47,8 @@ class RolloutServices:
     def sampler(self) -> Sampler:
         """The engine, without weights. Raises UserError for a dispatch that may drop tokens.
 
-        Where this process plays the episodes, no more sessions open than it has sandboxes or the sampler slots, whichever
-        is more; workers open no more than they have room for.
+        Where this process plays the episodes, no more sessions open than it has sandboxes, or slots if those are more;
+        workers open no more than they have room for.
         """
         dispatch = self.config.model.dispatch
         if find_dispatch(dispatch).may_drop:
