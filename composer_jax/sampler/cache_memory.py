@@ -27,7 +27,7 @@ def require_room(definition: ModelDef, mesh: Mesh, config: SamplerConfig, limits
     free = free_memory(mesh)
     if free is None:
         return
-    cache = abstract_cache(definition.config, mesh, limits.shards * limits.cache_pages, limits.page_size)
+    cache = abstract_cache(definition.config, mesh, limits.cache_pages, limits.page_size)
     needed = bytes_per_device(cache)
     if needed <= free:
         return
