@@ -48,8 +48,6 @@ PauseMode = Literal["keep", "wait", "abort"]
 class SamplerStats:
     """What a sampler is doing, and has done."""
 
-    sessions: int
-    """Open sessions, whether or not a request of theirs runs."""
     waiting: int
     running: int
     preemptions: int
@@ -260,7 +258,6 @@ class Sampler:
         """Numbers of requests and pages at this moment."""
         scheduler, speculation = self._scheduler, self._speculation
         return SamplerStats(
-            sessions=self._sessions.n_open,
             waiting=len(scheduler.waiting),
             running=len(scheduler.running),
             preemptions=scheduler.preemptions,

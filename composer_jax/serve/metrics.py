@@ -32,7 +32,6 @@ class ServerMetrics:
             "composer_request_seconds", "Time of whole requests.", buckets=SECONDS, registry=self.registry
         )
         for name, text, read in (
-            ("sessions", "Open sessions.", lambda: sampler.stats.sessions),
             ("running", "Requests that run.", lambda: sampler.stats.running),
             ("waiting", "Requests that wait.", lambda: sampler.stats.waiting),
             ("preemptions", "Requests that gave up their pages.", lambda: sampler.stats.preemptions),

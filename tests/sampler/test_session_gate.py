@@ -316,7 +316,7 @@ async def converse_all(sampler, events=()):
         for event in events:
             await event()
         while not all(task.done() for task in tasks):
-            most = max(most, sampler.stats.sessions)
+            most = max(most, sampler._sessions.n_open)
             await asyncio.sleep(0.001)
         return [await task for task in tasks], most
 
