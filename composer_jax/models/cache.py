@@ -5,6 +5,7 @@ context, so contexts of any length share one cache, and contexts with a common p
 """
 
 import math
+from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
 import jax
@@ -113,11 +114,17 @@ def cache_spec(config: ModelConfig) -> Cache[PartitionSpec]:
     return Cache(entries, pages, scales, pages if config.cache_routing else None)
 
 
+def new_cache(config: ModelConfig, mesh: Mesh, n_pages: int, page_size: int) -> Callable[[], Cache[jax.Array]]:
+    """Returns the function that makes the shards of an empty cache on every device; n_pages are those of one."""
+    make = lambda: init_cache(config, n_pages, page_size)  # noqa: E731
+    return jax.shard_map(make, mesh=mesh, in_specs=(), out_specs=cache_spec(config), check_vma=False)
+
+
 def abstract_cache(config: ModelConfig, mesh: Mesh, n_pages: int, page_size: int) -> Cache[jax.ShapeDtypeStruct]:
-    """Returns the shapes, dtypes and shardings of a cache of n_pages, those of all devices, on a mesh."""
+    """Returns the shapes, dtypes and shardings of what `new_cache` makes."""
     return jax.tree.map(
         lambda a, spec: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=NamedSharding(mesh, spec)),
-        jax.eval_shape(lambda: init_cache(config, n_pages, page_size)),
+        jax.eval_shape(new_cache(config, mesh, n_pages, page_size)),
         cache_spec(config),
     )
 

@@ -2,8 +2,8 @@
 
 Process 0 makes decisions and writes the files of which there is one copy (`broadcast_from_process0`). The other
 processes wait at the coordinator instead of inside a device program, because only there can Ctrl-C interrupt them.
-`broadcast_from_process0`, `any_process` and `gather_to_host` synchronise: every process calls them in the same order,
-from its main thread.
+`broadcast_from_process0`, `any_process`, `min_of_processes` and `gather_to_host` synchronise: every process calls them
+in the same order, from its main thread.
 """
 
 import itertools
@@ -169,6 +169,13 @@ def any_process(flag: bool) -> bool:
     if process_count() == 1:
         return flag
     return bool(multihost_utils.process_allgather(np.array(flag)).any())
+
+
+def min_of_processes(value: float) -> float:
+    """Returns the smallest `value` of all processes, rounded to float32 if there are several."""
+    if process_count() == 1:
+        return value
+    return float(multihost_utils.process_allgather(np.float32(value)).min())
 
 
 def device_put_global(tree: Any, sharding: Sharding) -> Any:

@@ -1,10 +1,13 @@
 """Whether the cache of a sampler fits into what the weights leave of its devices' memory, where that is known."""
 
+import math
+
 from jax.sharding import Mesh
 
 from composer_jax.errors import UserError
 from composer_jax.models.cache import abstract_cache
 from composer_jax.models.model_def import ModelDef
+from composer_jax.parallel.processes import min_of_processes
 from composer_jax.parallel.sharding import bytes_per_device
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.sequence import Limits
@@ -16,23 +19,26 @@ def require_room(definition: ModelDef, mesh: Mesh, config: SamplerConfig, limits
     """Compares the cache, which is not made yet, with the free memory of the mesh's devices.
 
     What the programs of the sampler need beside weights and cache is not counted. On devices that do not tell their
-    memory, such as CPUs, nothing is compared.
+    memory, such as CPUs, nothing is compared. On a mesh of several processes, all of them call it and decide the same.
 
     Args:
       definition: with the cache of the sampler. limits: made from `config`.
 
     Raises:
-      UserError: the cache does not fit; the sentence names the largest sampler.cache_tokens that does.
+      UserError: the cache does not fit; the sentence names the largest sampler.cache_tokens that would by itself.
     """
     free = free_memory(mesh)
     if free is None:
         return
-    cache = abstract_cache(definition.config, mesh, limits.shards * limits.cache_pages, limits.page_size)
+    cache = abstract_cache(definition.config, mesh, limits.cache_pages, limits.page_size)
     needed = bytes_per_device(cache)
     if needed <= free:
         return
     pages = int(free * limits.cache_pages // needed) - limits.spare_pages
-    fits = f"use at most {limits.shards * pages * limits.page_size}"
+    fits = (
+        f"use less than {limits.shards * pages * limits.page_size}; programs, and updates of the weights while it "
+        "serves, need room as well"
+    )
     if pages < limits.most_pages(config.max_model_len):
         fits = (
             f"not even one context of sampler.max_model_len={config.max_model_len} fits on each device: use a smaller "
@@ -47,6 +53,9 @@ def require_room(definition: ModelDef, mesh: Mesh, config: SamplerConfig, limits
 
 
 def free_memory(mesh: Mesh) -> float | None:
-    """Returns the bytes that JAX may still use of a mesh's fullest local device; None where no device tells them."""
+    """Returns the bytes that JAX may still use of a mesh's fullest device; None where no device tells them."""
     stats = [device.memory_stats() or {} for device in mesh.local_devices]
-    return min((float(of["bytes_limit"] - of["bytes_in_use"]) for of in stats if "bytes_limit" in of), default=None)
+    free = min((float(of["bytes_limit"] - of["bytes_in_use"]) for of in stats if "bytes_limit" in of), default=math.inf)
+    if mesh.is_multi_process:
+        free = min_of_processes(free)
+    return free if math.isfinite(free) else None

@@ -31,7 +31,7 @@ class SamplerConfig:
     """Tokens per page of the cache. Contexts share whole pages, so smaller pages share more and cost more to read."""
     cache_tokens: int = 0
     """Tokens in the cache, over all devices; 0 is room for `slots` contexts of max_model_len tokens. A cache that does
-    not fit beside the weights is refused with the largest number that does. Episodes that take less than
+    not fit beside the weights is refused with the number that it must stay below. Episodes that take less than
     max_model_len leave room for more episodes than slots, so that slots are in use while tools run. While the cache is
     full, requests wait, and the last that came give way to those before. Where every layer of the model has a sliding
     window, a context takes no more than its window and one call, and the cache may be smaller than a context."""

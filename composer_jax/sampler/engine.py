@@ -48,8 +48,6 @@ PauseMode = Literal["keep", "wait", "abort"]
 class SamplerStats:
     """What a sampler is doing, and has done."""
 
-    sessions: int
-    """Open sessions, whether or not a request of theirs runs."""
     waiting: int
     running: int
     preemptions: int
@@ -117,6 +115,7 @@ class Sampler:
             self.limits,
             self._raise_if_ended,
             lambda: bool(self._scheduler.running or self._scheduler.waiting),
+            lambda: self._scheduler.n_held_pages,
             most_sessions=most_sessions,
             only_fitting=only_fitting,
         )
@@ -259,7 +258,6 @@ class Sampler:
         """Numbers of requests and pages at this moment."""
         scheduler, speculation = self._scheduler, self._speculation
         return SamplerStats(
-            sessions=self._sessions.n_open,
             waiting=len(scheduler.waiting),
             running=len(scheduler.running),
             preemptions=scheduler.preemptions,

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from composer_jax.models.cache import Cache, cache_spec, init_cache
+from composer_jax.models.cache import Cache, cache_spec, new_cache
 from composer_jax.models.decoder import Decoder
 from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.mesh import BATCH_AXES
@@ -18,10 +18,8 @@ from composer_jax.sampler.token_sampling import RowParams
 
 
 def cache_program(definition: ModelDef, mesh: Mesh, n_pages: int, page_size: int) -> Callable[[], Cache[jax.Array]]:
-    """Jitted `init_cache` on every device."""
-    spec = cache_spec(definition.config)
-    new_cache = lambda: init_cache(definition.config, n_pages, page_size)  # noqa: E731
-    return _jit(jax.shard_map(new_cache, mesh=mesh, in_specs=(), out_specs=spec, check_vma=False), mesh, spec)
+    """Jitted `new_cache`."""
+    return _jit(new_cache(definition.config, mesh, n_pages, page_size), mesh, cache_spec(definition.config))
 
 
 def prefill_program(definition: ModelDef, mesh: Mesh) -> Callable[..., Cache[jax.Array]]:

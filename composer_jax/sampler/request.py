@@ -88,7 +88,7 @@ class RequestHandle:
                     return
                 await self._progress.wait()
         finally:
-            self.future.cancel()
+            self.cancel()
 
     def cancel(self) -> None:
         """Ends the request; its pages are free before the next device call."""

@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from composer_jax.data.chat.sampling_params import SamplingParams
+from composer_jax.errors import UserError
 from composer_jax.frames import Frame
 from composer_jax.models.model_def import ModelDef, Params
 from composer_jax.parallel.command_channel import CommandSender
@@ -150,7 +151,11 @@ class Runner:
         arrived = self.checksum_program.of_sampler(weights[0])
         require_equal(arrived, expected, version, self.installed)
         if self._cache is None:
-            require_room(self.definition, self.mesh, self._config, self.limits)
+            try:
+                require_room(self.definition, self.mesh, self._config, self.limits)
+            except UserError:
+                del weights, arrived  # the traceback would keep their memory
+                raise
             self._cache = self._new_cache()
         self._weights, self.installed = weights, (version, arrived)
 

@@ -177,11 +177,11 @@ class Scheduler:
     def _shards_by_preference(self, sequence: SequenceState) -> list[int]:
         """The shards, first the one that has the most of the context.
 
-        A session comes to a shard that has fewer sessions than fit into it or than the mean, and one that leaves its
-        shard to the one with the fewest, so that all shards have about as many.
+        A session comes to a shard where sessions fit and have a row each, or that has no more than the mean, and one
+        that leaves its shard to the one with the fewest, so that all shards have about as many.
         """
-        lease, shards = sequence.lease, range(self.limits.shards)
-        room = max(self.limits.fitting, sum(map(self._n_sessions, shards)) // len(shards) + 1)
+        lease, shards, limits = sequence.lease, range(self.limits.shards), self.limits
+        room = max(min(limits.fitting, limits.rows), sum(map(self._n_sessions, shards)) // len(shards) + 1)
 
         def cost(shard: int) -> tuple[bool, int, int, int, int]:
             n_sessions = 0 if lease is None else self._n_sessions(shard)
@@ -235,11 +235,12 @@ class Scheduler:
             computed = len(prefix.path()) * self.limits.page_size
         n_skipped, path = self.limits.n_skipped(computed), prefix.path()
         tree.hold(prefix, n_skipped)
+        if lease is not None and not resumes and lease.shard == shard:
+            self.drop(lease)  # before those of others
         pages = [NO_PAGE] * n_skipped + _pages_of(path[n_skipped:]) + tail
         missing = self._n_prefilling(n, computed) - len(pages)
-        # A page for each running sequence is left, so that the newcomer is not preempted at once.
-        spare = self._n_running[shard]
-        if not self._make_room(shard, missing + spare, keep=lease if resumes else None):
+        # Each that runs and may grow keeps a page for that, so that the newcomer is not preempted at once.
+        if not self._make_room(shard, missing + self._n_growing(shard), keep=lease if resumes else None):
             tree.release(prefix, n_skipped)
             return False
         if lease is not None:
@@ -256,7 +257,14 @@ class Scheduler:
         computed = len(self.trees[shard].match(sequence.tokens[:-1]).path()) * self.limits.page_size
         needed = self._n_prefilling(len(sequence.tokens), computed) - self.limits.pages_for(computed)
         idle = sum(len(lease.tail) for lease in self._leases[shard].values())
-        return needed + self._n_running[shard] <= self._n_available(shard) + idle
+        return needed + self._n_growing(shard) <= self._n_available(shard) + idle
+
+    def _n_growing(self, shard: int) -> int:
+        """Running sequences of a shard that have fewer pages than they may come to need."""
+        most = self.limits.most_pages
+        return sum(
+            s.shard == shard and len(s.pages) - s.n_skipped < most(len(s.tokens) + s.budget) for s in self.running
+        )
 
     def awaits_prefix(self, sequence: SequenceState) -> SequenceState | None:
         """Returns a running request whose prefill is about to compute a page of this context that is not cached yet."""

@@ -73,9 +73,9 @@ class EngineSession:
 
     async def _submit(self, context: Sequence[int], params: SamplingParams, branch: int) -> RequestHandle:
         """Queues a request as soon as the session may run one."""
-        if self._closed:
-            raise RuntimeError("this session is closed")
+        self._require_open()
         await self._gate.wait_for_turn(self._place)
+        self._require_open()
         # Positions repeat in branches, which must not repeat the random choices.
         seed = (self._seed + GOLDEN * branch) % 2**32
         request = Request(context, params, seed, priority=int(self._place.ahead), lease=self._lease)
@@ -85,6 +85,10 @@ class EngineSession:
         self._handle = handle
         self._note(handle)
         return handle
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("this session is closed")
 
     def _note(self, handle: RequestHandle) -> None:
         """Tells the gate how long the context of a request is by now."""

@@ -7,10 +7,10 @@ A session opens while fewer are open than there are slots, or while the open one
 cache (HARD_LIMIT where it goes ahead). A session needs the pages of its longest context so far, and at least what those
 that have ended needed: their moving mean, over about as many as there are slots.
 
-Where contexts grow beyond HARD_LIMIT of the cache all the same, the sessions that opened last are held back: their next
-requests wait until others have closed, or until nobody has asked for anything for PATIENCE_S, so that nobody waits for
-ever. Their pages go to the others meanwhile, so the first sessions need not give up theirs. As many as fit into the
-cache however long they grow never wait.
+Where contexts grow beyond HARD_LIMIT of the cache all the same, and so do the pages in use (shared ones once), the
+sessions that opened last are held back: their next requests wait until others have closed, or until nobody has asked
+for anything for PATIENCE_S, so that nobody waits for ever. Their pages go to the others meanwhile, so the first
+sessions need not give up theirs. As many as fit into the cache however long they grow never wait.
 """
 
 import asyncio
@@ -51,6 +51,7 @@ class SessionGate:
         limits: Limits,
         raise_if_ended: Callable[[], None],
         is_busy: Callable[[], bool],
+        pages_in_use: Callable[[], int],
         *,
         most_sessions: int | None = None,
         only_fitting: bool = False,
@@ -59,10 +60,12 @@ class SessionGate:
         Args:
           raise_if_ended: raises what ended the serving.
           is_busy: whether a request runs or waits for a slot.
+          pages_in_use: those of running requests and open sessions, shared ones once.
           most_sessions: that are open at once, whatever the cache holds; None: no such bound.
           only_fitting: opens no more sessions than there are slots, and none that may not fit into the cache.
         """
-        self._limits, self._raise_if_ended, self._is_busy = limits, raise_if_ended, is_busy
+        self._limits, self._raise_if_ended = limits, raise_if_ended
+        self._is_busy, self._pages_in_use = is_busy, pages_in_use
         self._slots, self._pages = limits.rows * limits.shards, limits.n_pages * limits.shards
         self._n_fitting = limits.fitting * limits.shards
         self._most = math.inf if most_sessions is None else most_sessions
@@ -115,8 +118,7 @@ class SessionGate:
         if place.pages:
             self._need += (place.pages - self._need) / self._slots
             self._n_ended += 1
-        while self._held_back and self._can_resume(self._held_back[-1]):
-            self._resume(self._held_back.pop())
+        self._resume()
         self._admit()
 
     def note(self, place: Place, tokens: int) -> None:
@@ -181,31 +183,41 @@ class SessionGate:
                     turn.set_result(place)
 
     def _has_room(self, ahead: bool) -> bool:
-        if self.n_open >= self._most or (self._held_back and not ahead):
+        if self.n_open >= self._most:
             return False
         if self.n_open < max(self._slots, self._n_fitting):
-            return True
+            return True  # also while others are held back, whose owner may need this one as well
+        if self._held_back and not ahead:
+            return False
         share = HARD_LIMIT if ahead else SOFT_LIMIT
         return self._demand + self._need <= share * self._pages + 1e-6  # sums of rounded means
 
+    def _n_used(self) -> int:
+        """Pages of the active sessions, at most; what they share counts once where the scheduler has it."""
+        return min(self._grown, self._pages_in_use())
+
     def _hold_back(self) -> None:
-        while self._grown > HARD_LIMIT * self._pages and len(self._active) > self._n_fitting:
+        used, most = self._n_used(), HARD_LIMIT * self._pages
+        while used > most and len(self._active) > self._n_fitting:
             last = next((place for place in reversed(self._active) if not place.ahead), None)
             if last is None:
                 return
             del self._active[last]
             self._grown -= last.pages
+            used -= last.pages
             self._held_back.append(last)
             last.give_up_pages()
 
-    def _can_resume(self, place: Place) -> bool:
-        return len(self._active) < self._n_fitting or self._grown + place.pages <= HARD_LIMIT * self._pages
-
-    def _resume(self, place: Place) -> None:
-        self._active[place] = None
-        self._grown += place.pages
-        if place.turn is not None and not place.turn.done():
-            place.turn.set_result(None)
+    def _resume(self) -> None:
+        """Lets sessions that are held back go on while there is room."""
+        used, most = self._n_used(), HARD_LIMIT * self._pages
+        while self._held_back and (len(self._active) < self._n_fitting or used + self._held_back[-1].pages <= most):
+            place = self._held_back.pop()
+            self._active[place] = None
+            self._grown += place.pages
+            used += place.pages
+            if place.turn is not None and not place.turn.done():
+                place.turn.set_result(None)
 
     # -- what is said --------------------------------------------------------------------------------------------
 

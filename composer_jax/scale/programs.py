@@ -237,7 +237,7 @@ def _sampler_steps(config: ModelConfig, sampler: SamplerConfig, mesh: Mesh) -> d
     limits = make_limits(sampler, shards, config)
     pages_per_row = -(-max_model_len // limits.page_size)
     weights = model_def.abstract_weights(mesh)
-    cache = abstract_cache(config, mesh, shards * limits.cache_pages, limits.page_size)
+    cache = abstract_cache(config, mesh, limits.cache_pages, limits.page_size)
     rows_sharding = NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
     def step(function: Any, inputs: tuple[jax.ShapeDtypeStruct, ...], name: str, flops: float, tokens: int) -> Step:

@@ -36,7 +36,7 @@ class ServerMetrics:
             ("waiting", "Requests that wait.", lambda: sampler.stats.waiting),
             ("preemptions", "Requests that gave up their pages.", lambda: sampler.stats.preemptions),
             ("cache_pages", "Pages of the cache.", lambda: sampler.stats.pages),
-            ("cache_pages_held", "Pages of running requests.", lambda: sampler.stats.held_pages),
+            ("cache_pages_held", "Pages of running requests and open sessions.", lambda: sampler.stats.held_pages),
             ("weight_version", "Version of the weights.", lambda: sampler.version),
         ):
             Gauge(f"composer_{name}", text, registry=self.registry).set_function(read)

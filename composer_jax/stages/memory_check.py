@@ -207,5 +207,5 @@ def _sampler_bytes(run: Run) -> float:
     rollout = ModelDef(config.rl.rollout_network(run.model.definition.config))
     definition, shards = rollout_model_def(rollout, config.sampler), batch_shards(mesh)
     limits = make_limits(config.sampler, shards, definition.config)
-    cache = abstract_cache(definition.config, mesh, shards * limits.cache_pages, limits.page_size)
+    cache = abstract_cache(definition.config, mesh, limits.cache_pages, limits.page_size)
     return bytes_per_device((definition.abstract_weights(mesh), cache))

@@ -220,15 +220,16 @@ class Model:
         config = self.sampler_config or _sampler_config(tokens, longest, self.mesh)
         network = self.definition.config
         definition = ModelDef(dataclasses.replace(network, dispatch=dispatch_without_drops(network.dispatch)))
-        self._sampler = Sampler(
+        sampler = Sampler(
             definition,
             self.mesh,
             config,
             end_tokens=self.text.end_tokens,
             decode=lambda ids: self.tokenizer.decode(ids),
         )
-        self._sampler.update(self.params, self.router_bias, version=0, copy=False)
-        return self._sampler
+        sampler.update(self.params, self.router_bias, version=0, copy=False)
+        self._sampler = sampler
+        return sampler
 
 
 def mesh_of_axes(axes: Mapping[str, int]) -> Mesh:

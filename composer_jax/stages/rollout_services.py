@@ -47,8 +47,8 @@ class RolloutServices:
     def sampler(self) -> Sampler:
         """The engine, without weights. Raises UserError for a dispatch that may drop tokens.
 
-        Where this process plays the episodes, as many sessions open as it has sandboxes; workers open no more than they
-        have room for.
+        Where this process plays the episodes, no more sessions open than it has sandboxes, or slots if those are more;
+        workers open no more than they have room for.
         """
         dispatch = self.config.model.dispatch
         if find_dispatch(dispatch).may_drop:
@@ -60,12 +60,13 @@ class RolloutServices:
         if "rl" in self.config.stages:
             definition = dataclasses.replace(definition, config=self.config.rl.rollout_network(definition.config))
         plays_here = self.worker_options is None and process_count() == 1
+        sampler = self.config.sampler
         return Sampler(
             definition,
             self._rollout_mesh(),
-            self.config.sampler,
+            sampler,
             end_tokens=model.chat.end_tokens,
-            most_sessions=self.config.agent.concurrency if plays_here else None,
+            most_sessions=max(self.config.agent.concurrency, sampler.slots) if plays_here else None,
             only_fitting=self.only_fitting,
         )
 

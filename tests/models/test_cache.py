@@ -12,14 +12,18 @@ from composer_jax.models.attention_kinds import attention_kind
 from composer_jax.models.cache import (
     Cache,
     CachePlaces,
+    abstract_cache,
     find_places,
     init_cache,
+    new_cache,
     quantize,
     write_layer,
     write_routing,
 )
 from composer_jax.models.model_def import ModelDef
 from composer_jax.models.rope import Llama3Rope
+from composer_jax.parallel.mesh import make_mesh
+from composer_jax.parallel.sharding import bytes_per_device
 from tests.models.small import GROUPED_QUERY, LLAMA, forward, random_weights, relative_error, rows, small
 
 CAPACITY, PAGE, PAGES = 24, 4, 14
@@ -191,6 +195,15 @@ def test_the_cache_holds_one_latent_per_token_and_layer(model):
     widths = {16: 16 + 4, 131: 256, None: 2 * (6 + 6)}
     assert cache.entries_LZTX.shape == (config.n_layers, 5, 7, widths[config.kv_lora_rank])
     assert init_cache(small(compute_dtype="bfloat16"), 1, 1).entries_LZTX.dtype == jnp.bfloat16
+
+
+def test_a_cache_that_is_not_made_yet_has_the_bytes_of_the_one_that_is():
+    """Each device pads the entry of its own heads: 76 numbers, and not half of 152, which are padded to 256."""
+    config = small(**LLAMA | dict(n_kv_heads=4, qk_rope_dim=20, v_head_dim=18))
+    mesh = make_mesh(jax.devices()[:4], data=2, tensor=2)
+    expected, made = abstract_cache(config, mesh, 5, 7), jax.jit(new_cache(config, mesh, 5, 7))()
+    assert expected.entries_LZTX.shape == made.entries_LZTX.shape == (config.n_layers, 10, 7, 2 * 76)
+    assert bytes_per_device(expected) == sum(a.addressable_shards[0].data.nbytes for a in jax.tree.leaves(made))
 
 
 @pytest.mark.parametrize(("name", "piece"), [*[(name, 4) for name in CONFIGS], ("grouped_query", 1)])

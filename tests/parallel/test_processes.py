@@ -90,6 +90,7 @@ def test_processes_join_communicate_and_end_together(failing):
             "who": [i, 2, i == 0],
             "broadcast": [{"by": 0}, [1]],
             "any": [False, True],
+            "min": 2.5,
             "here": [[[3 * i, 3 * i + 1, 3 * i + 2]]],
             "gathered": [[0, 1, 2], [3, 4, 5]],
         }
@@ -119,4 +120,5 @@ def test_a_single_process_needs_no_coordinator():
         processes.broadcast_from_process0(lambda: {1, 2}) == {1, 2}
         and processes.any_process(True)
         and not processes.any_process(False)
+        and processes.min_of_processes(0.1) == 0.1
     )

@@ -270,6 +270,32 @@ def test_the_session_that_is_idle_longest_gives_up_its_pages_and_not_the_one_tha
     assert [len(lease.tokens) for lease in leases] == [22, 0, 0]
 
 
+def fitting_sessions(n: int) -> tuple[Scheduler, FakeCache, list[CacheLease]]:
+    """So many idle sessions with 30 tokens, all in 8 pages of their own, and no other page."""
+    limits = Limits(PAGE, n_pages=8 * n, shards=1, rows=n, prefill_shapes=((n, 32),), decode_steps=4, fitting=n)
+    scheduler, cache, leases = Scheduler(limits), FakeCache(None), [CacheLease() for _ in range(n)]
+    for number, lease in enumerate(leases):
+        run_alone(scheduler, cache, SequenceState([number] * 28, 3, lease=lease))
+    assert [len(lease.tokens) for lease in leases] == [30] * n and scheduler.n_held_pages == limits.n_pages
+    return scheduler, cache, leases
+
+
+def test_sessions_that_fit_keep_their_pages_whoever_runs_at_once():
+    """Contexts in their last page leave none for others to grow, and need none."""
+    scheduler, _, leases = fitting_sessions(4)
+    for lease in leases[:3]:
+        scheduler.submit(SequenceState([*lease.tokens, 5], 1, lease=lease))
+        scheduler.schedule()
+    assert [s.cached for s in scheduler.running] == [30] * 3 and len(leases[3].tokens) == 30
+
+
+def test_a_session_that_starts_another_context_gives_up_its_own_pages_before_those_of_others():
+    scheduler, _, leases = fitting_sessions(2)
+    scheduler.submit(SequenceState([7] * 28, 4, lease=leases[1]))
+    scheduler.schedule()
+    assert [len(lease.tokens) for lease in leases] == [30, 0] and len(scheduler.running) == 1
+
+
 def test_conversations_that_have_begun_get_slots_before_new_ones():
     scheduler, cache = Scheduler(dataclasses.replace(LIMITS, shards=1, rows=1)), FakeCache(None)
     old = CacheLease()
@@ -334,3 +360,12 @@ def test_new_sessions_go_where_sessions_fit_even_if_another_shard_has_their_prom
     for lease in leases:
         run_alone(scheduler, cache, SequenceState([1] * 9, 1, lease=lease))
     assert [lease.shard for lease in leases] == [0, 0, 1, 1, 0], "two fit into each shard, then the mean decides"
+
+
+def test_new_sessions_come_to_a_shard_no_more_than_have_rows_there():
+    """However many fit: else one of them would move where all ask at once, and only then."""
+    scheduler, cache = Scheduler(dataclasses.replace(LIMITS, n_pages=40, fitting=8)), FakeCache(None)
+    leases = [CacheLease() for _ in range(6)]
+    for lease in leases:
+        run_alone(scheduler, cache, SequenceState([1] * 9, 1, lease=lease))
+    assert [lease.shard for lease in leases] == [0, 0, 0, 1, 1, 1]

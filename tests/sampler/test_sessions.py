@@ -6,6 +6,10 @@ import jax
 import pytest
 
 from composer_jax.data.chat.sampling_params import SamplingParams
+from composer_jax.sampler.request import Request, RequestHandle
+from composer_jax.sampler.runner import NewTokens
+from composer_jax.sampler.session import EngineSession
+from composer_jax.sampler.session_gate import Place
 from tests.sampler.conversations import assert_same, run_all
 
 SEEDS = [100, 101]
@@ -52,6 +56,33 @@ def test_the_requests_of_a_session_that_goes_ahead_get_the_next_slot(new_sampler
         assert order.index("suite") < order.index("b")
 
     asyncio.run(asyncio.wait_for(main(new_sampler(slots=1, cache_tokens=256)), 60))
+
+
+def test_a_session_that_is_closed_when_its_turn_comes_asks_for_nothing():
+    class Gate:
+        async def wait_for_turn(self, place):
+            session.close()
+
+        def close(self, place):
+            pass
+
+    session = EngineSession(pytest.fail, 64, 1, Gate(), Place(False, 1.0), lambda lease: None)
+    with pytest.raises(RuntimeError, match="this session is closed"):
+        asyncio.run(session.sample([1, 2], SamplingParams(3)))
+
+
+def test_a_reader_that_leaves_frees_the_pages_before_the_next_device_call():
+    async def main():
+        future, cancelled = asyncio.get_running_loop().create_future(), []
+        handle = RequestHandle(Request([1], SamplingParams(3)), 3, (), None, future)
+        handle.on_cancel = cancelled.append
+        handle.extend(NewTokens([5], [0.0], [0.0]), 1)
+        chunks = aiter(handle)
+        assert (await anext(chunks)).tokens == [5]
+        await chunks.aclose()
+        assert cancelled == [handle]
+
+    asyncio.run(main())
 
 
 def test_a_released_sampler_holds_no_arrays_and_samples_the_same_after_an_update(new_sampler, weights):

@@ -195,7 +195,7 @@ def test_the_pages_of_a_request_that_was_cancelled_are_free_before_the_next_call
 
 def test_a_session_that_opens_wakes_no_other():
     async def lines(waiting):
-        gate = SessionGate(LIMITS, lambda: None, lambda: False)
+        gate = SessionGate(LIMITS, lambda: None, lambda: False, lambda: 0)
         tasks = [asyncio.create_task(gate.open(ahead=False)) for _ in range(waiting)]
         for _ in range(2):
             await asyncio.sleep(0)

@@ -21,7 +21,7 @@ class ScriptedEngine:
 
     @property
     def stats(self):
-        return SamplerStats(0, 0, len(self._tasks), 0, 100, len(self._tasks), 0, (), ())
+        return SamplerStats(0, len(self._tasks), 0, 100, len(self._tasks), 0, (), ())
 
     @contextlib.asynccontextmanager
     async def serving(self):

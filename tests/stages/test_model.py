@@ -21,6 +21,7 @@ from composer_jax.models import supported_dtype
 from composer_jax.models.model_def import ModelDef
 from composer_jax.ops.local_gpu import LocalGpu
 from composer_jax.parallel.mesh import make_mesh
+from composer_jax.sampler import cache_memory
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.stages.model import SMALLEST_CAPACITY, Model
 from composer_jax.tasks.grader import Case, CaseGrader
@@ -121,6 +122,16 @@ def test_a_long_text_gets_a_larger_context(folder):
     tokens = model.generate(prompt, max_tokens=500, temperature=0)
     assert model._sampler.config.max_model_len == CONFIG.max_context
     assert tokens == greedy_tokens(prompt, 20, model.text.end_tokens)  # 20 is what the context has left
+
+
+def test_a_model_whose_cache_did_not_fit_samples_once_it_does(folder, monkeypatch):
+    model = composer_jax.load_hf(folder, dtype="float32")
+    with monkeypatch.context() as patch:
+        patch.setattr(cache_memory, "free_memory", lambda mesh: 0.0)
+        with pytest.raises(UserError, match="free beside the weights"):
+            model.generate([7, 9], max_tokens=5)
+    prompt = [7, 9]
+    assert model.generate(prompt, max_tokens=3, temperature=0) == greedy_tokens(prompt, 3, model.text.end_tokens)
 
 
 def test_end_ids_and_parameters_come_from_generation_config(folder, tmp_path):

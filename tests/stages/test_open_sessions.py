@@ -20,7 +20,7 @@ def bounds(monkeypatch, tmp_path):
     """(changes of the config, workers, whether a rollout is replayed) -> what bounds the sessions of the sampler."""
 
     def find(changes, workers=None, replays=False):
-        config = run_config(small_config(agent__concurrency=5, **changes))
+        config = run_config(small_config(**{"agent__concurrency": 5, "sampler__slots": 4} | changes))
         mesh, chat = make_mesh(jax.devices()[:1]), SimpleNamespace(end_tokens=(0,))
         model = SimpleNamespace(definition=ModelDef(config.model), mesh=mesh, chat=chat)
         services = RolloutServices(config, tmp_path, model, workdir=None)
@@ -32,9 +32,13 @@ def bounds(monkeypatch, tmp_path):
     return find
 
 
-def test_where_this_process_plays_no_more_sessions_open_than_it_has_sandboxes(bounds):
+def test_beyond_the_slots_no_more_sessions_open_than_this_process_has_sandboxes(bounds):
     """Else episodes would take sessions, fill the cache, and wait for sandboxes."""
     assert bounds({}) == (5, False)
+
+
+def test_as_many_sessions_as_slots_open_however_few_sandboxes_there_are(bounds):
+    assert bounds({"sampler__slots": 8}) == (8, False)
 
 
 def test_workers_ask_for_no_more_sessions_than_they_have_room_for(bounds):

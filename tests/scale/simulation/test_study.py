@@ -99,7 +99,7 @@ def test_the_cache_of_a_replica_holds_the_sessions_that_the_gate_would_open(cach
     async def open_sessions() -> int:
         """A gate that has learned what a session needs opens as many."""
         sizes = dataclasses.replace(config.sampler, slots=16, page_size=1, cache_tokens=cache_tokens or 16 * 32)
-        gate = SessionGate(make_limits(sizes, 1, config.model), lambda: None, lambda: False)
+        gate = SessionGate(make_limits(sizes, 1, config.model), lambda: None, lambda: False, lambda: 0)
         for _ in range(1000):
             place = await gate.open(ahead=False)
             gate.note(place, int(context))
