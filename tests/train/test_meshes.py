@@ -24,7 +24,6 @@ MESHES = {
     ),
 }
 SLOW_MESHES = {
-    "data2_expert2_tensor2": ({"data": 2, "expert": 2, "tensor": 2}, {"dispatch": "ring"}),
     "replica2_data2_expert2": ({"replica": 2, "data": 2, "expert": 2}, {"dispatch": "ring"}),
     "data2_expert2_context2": ({"data": 2, "expert": 2, "context": 2}, {"dispatch": "ring", "config": EARLY_GATHER}),
     **{f"{axis}8": ({axis: 8}, {"dispatch": "ring"}) for axis in ("data", "expert", "context")},
