@@ -33,7 +33,7 @@ from composer_jax.ops.entry_parts import EntryParts
 from composer_jax.ops.kernel_cost import AT_MOST
 from composer_jax.ops.local_gpu import local_gpu
 from composer_jax.ops.shapes import check_shapes
-from composer_jax.ops.vma import match_vma
+from composer_jax.ops.vma import match_vma, pcast_varying, varying_axes, without_vma_checks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,7 +183,12 @@ def _attend_in_pages(
     kernel: Callable[..., jax.Array],
     parts: EntryParts,
 ) -> jax.Array:
-    return kernel(q_BSHX, cache.entries_LZTX, cache.layer, cache.tables_BJ, *keys, parts, sinks_H)
+    layer = jnp.asarray(cache.layer, jnp.int32)
+    arrays = [q_BSHX, cache.entries_LZTX, layer, cache.tables_BJ, *keys, *(() if sinks_H is None else (sinks_H,))]
+    arrays = match_vma(*arrays)
+    with without_vma_checks() as plain:
+        y_BSHV = kernel(*map(plain, arrays[:6]), parts, *map(plain, arrays[6:]))
+    return pcast_varying(y_BSHV, varying_axes(arrays[0]))
 
 
 def _attend_in_blocks(

@@ -23,7 +23,6 @@ import jax.numpy as jnp
 from composer_jax.ops.attention import MASKED, group_queries, group_sinks, ungroup_outputs
 from composer_jax.ops.entry_parts import EntryParts
 from composer_jax.ops.local_gpu import LocalGpu
-from composer_jax.ops.vma import match_vma, pcast_varying, varying_axes, without_vma_checks
 
 NARROWEST = 16
 """Rows and columns of the smallest matrices that a GPU's matrix units multiply."""
@@ -79,16 +78,13 @@ def attend(
       first_BS, last_BS: fields of a KeyRange.
       interpret: whether JAX emulates the kernel.
     """
-    q_BSHX, *_ = match_vma(q_BSHX, entries_LZTX, tables_BJ, first_BS, last_BS)
     s, n = q_BSHX.shape[1], parts.n_heads
     g = q_BSHX.shape[2] // n
     q_BNQX = group_queries(q_BSHX, n)
     tiling = choose_tiling(q_BNQX, entries_LZTX, tables_BJ.shape[1], parts)
     ranges_BQ = (jnp.repeat(array, g, axis=1) for array in (first_BS, last_BS))
-    with without_vma_checks() as plain:
-        operands = jnp.asarray(layer, jnp.int32).reshape(1), tables_BJ, *ranges_BQ, q_BNQX, entries_LZTX
-        outputs = _call_kernel(*map(plain, operands), parts=parts, tiling=tiling, interpret=interpret)
-    y_BNPQV, largest_BNPQ, total_BNPQ = (pcast_varying(array, varying_axes(q_BSHX)) for array in outputs)
+    operands = jnp.asarray(layer, jnp.int32).reshape(1), tables_BJ, *ranges_BQ, q_BNQX, entries_LZTX
+    y_BNPQV, largest_BNPQ, total_BNPQ = _call_kernel(*operands, parts=parts, tiling=tiling, interpret=interpret)
     largest_BNQ = largest_BNPQ.max(2)
     if sinks_H is not None:
         sinks_NQ = group_sinks(sinks_H, n, s)[..., 0]

@@ -21,7 +21,6 @@ from composer_jax.ops.entry_parts import EntryParts
 from composer_jax.ops.kernel_cost import KernelCall, KernelCost, array_bytes, kernel_cost
 from composer_jax.ops.matmul import float32_sum_precision
 from composer_jax.ops.shapes import check_shapes
-from composer_jax.ops.vma import match_vma, pcast_varying, varying_axes, without_vma_checks
 
 LANES = 128
 MOST_TOKENS, MOST_QUERIES, MOST_NUMBERS = 16, 512, 512 * (640 + 512)
@@ -120,15 +119,11 @@ def attend(
         last_BS=(last_BS, jnp.int32),
         sinks_H=(sinks_H, jnp.float32),
     )
-    arrays = [q_BSHX, entries_LZTX, jnp.asarray(layer, jnp.int32), tables_BJ, first_BS, last_BS]
-    arrays += [] if sinks_H is None else [sinks_H]
-    arrays = match_vma(*arrays)
-    with without_vma_checks() as plain:
-        y_BSHV = _attend(*map(plain, arrays), parts=parts, interpret=interpret)
-    return pcast_varying(y_BSHV, varying_axes(arrays[0]))
+    layer = jnp.asarray(layer, jnp.int32)
+    return _attend(q_BSHX, entries_LZTX, layer, tables_BJ, first_BS, last_BS, parts, sinks_H, interpret=interpret)
 
 
-def _attend(q_BSHX, entries_LZTX, layer, tables_BJ, first_BS, last_BS, sinks_H=None, *, parts, interpret):
+def _attend(q_BSHX, entries_LZTX, layer, tables_BJ, first_BS, last_BS, parts, sinks_H, *, interpret):
     # Imported here: importing Pallas takes half a second, and small networks' entries do not need it.
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import tpu as pltpu

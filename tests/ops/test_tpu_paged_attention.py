@@ -11,7 +11,7 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 from composer_jax.ops import tpu_paged_attention
-from composer_jax.ops.cached_attention import KeyRange, LayerCache, attend_cache
+from composer_jax.ops.cached_attention import KeyRange, LayerCache, _attend_in_pages, attend_cache
 from composer_jax.ops.entry_parts import EntryParts
 from composer_jax.ops.tpu_paged_attention import plan_lanes, supports
 from composer_jax.scale.costs import CostAssumptions, estimate_cost
@@ -172,7 +172,7 @@ def test_attention_types_what_varies_between_devices():
     def program(q, entries, tables, keys):
         cache = LayerCache(entries, None, 1, tables, 512)
         kernel = functools.partial(tpu_paged_attention.attend, interpret=True)
-        return attend_cache(q, cache, QWEN3, keys), kernel(q, entries, 1, tables, *keys, QWEN3)
+        return attend_cache(q, cache, QWEN3, keys), _attend_in_pages(q, cache, keys, None, kernel=kernel, parts=QWEN3)
 
     mapped = jax.shard_map(program, mesh=mesh, in_specs=(rows, pages, rows, rows), out_specs=rows)
     placed = jax.tree.map(
