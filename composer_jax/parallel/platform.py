@@ -55,6 +55,7 @@ def use_compilation_cache(folder: Path | None = None) -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 
+@functools.cache
 def compile_cpu_meshes_anew() -> None:
     """Lets JAX's compilation cache neither keep nor return programs for several CPU devices.
 
@@ -64,8 +65,6 @@ def compile_cpu_meshes_anew() -> None:
     in different orders, and each waits for the other for good.
     """
     compile_or_read = compiler.compile_or_get_cached
-    if hasattr(compile_or_read, "__wrapped__"):
-        return  # called before
 
     @functools.wraps(compile_or_read)
     def compile_program(backend, computation, devices, compile_options, host_callbacks, executable_devices, *others):
