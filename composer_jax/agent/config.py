@@ -21,8 +21,8 @@ class AgentConfig:
     system_prompt: str = ""
     """Text of the system message of every episode (agent/prompts/system.py has one); empty writes none."""
     concurrency: int = 16
-    """Episodes that play at once on each host, which bounds the sandboxes in use and the containers for tasks that need
-    an image. The sampler bounds the episodes as well (sampler.cache_tokens)."""
+    """Sandboxes in use at once, and as many containers for tasks that need an image; on each host. The cache of the
+    sampler bounds the episodes that are open (sampler.cache_tokens)."""
     episode_seconds: float = 14_400.0
     """Seconds of tools and harness that an episode may use. Sampling (queue, pauses and new weights included), waiting
     for a sandbox or a container, and grading do not count. Beyond it the tool that runs is cut, and the episode has

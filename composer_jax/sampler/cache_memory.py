@@ -7,12 +7,11 @@ from jax.sharding import Mesh
 from composer_jax.errors import UserError
 from composer_jax.models.cache import abstract_cache
 from composer_jax.models.model_def import ModelDef
+from composer_jax.parallel.chips import GIB
 from composer_jax.parallel.processes import min_of_processes
 from composer_jax.parallel.sharding import bytes_per_device
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.sequence import Limits
-
-GIB = 2**30
 
 
 def require_room(definition: ModelDef, mesh: Mesh, config: SamplerConfig, limits: Limits) -> None:

@@ -11,14 +11,13 @@ from jax.sharding import Mesh
 from composer_jax.errors import UserError
 from composer_jax.models.cache import abstract_cache
 from composer_jax.models.model_def import ModelDef
+from composer_jax.parallel.chips import GIB
 from composer_jax.parallel.mesh import batch_shards
 from composer_jax.parallel.sharding import bytes_per_device
 from composer_jax.sampler.config import make_limits
 from composer_jax.sampler.rollout_weights import rollout_model_def
 from composer_jax.stages.run import Run
 from composer_jax.train.step_memory import StepMemory, StepMemoryEstimator
-
-GIB = 2**30
 
 
 @contextmanager
