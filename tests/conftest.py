@@ -39,9 +39,9 @@ os.environ["XLA_FLAGS"] = " ".join(
 # The newer emitters, which go through MLIR, compile for longer: without a cache, tests/train/test_losses.py takes 32 s
 # with them and 20 s with the older ones. JAX 0.11 has no older ones, and aborts at this flag. With the older ones the
 # devices start two collectives in different orders, and wait for each other for good, in a step on data=2, expert=2,
-# tensor=2 with the ring (docs/design.md, "Two cores"): no test has that mesh. With the newer ones it passed hundreds of
-# times, but a worker of a whole run died of a segmentation fault while XLA compiled. Without the scheduler for
-# concurrency others wait.
+# tensor=2 with the ring (docs/design.md, "Two cores"): no test has that mesh. With the newer ones it passed, but a
+# worker of a whole run died of a segmentation fault while XLA compiled. Without the scheduler for concurrency others
+# wait.
 OLD_EMITTERS = " --xla_cpu_use_fusion_emitters=false"
 if importlib.metadata.version("jax").startswith("0.10."):
     os.environ["XLA_FLAGS"] += OLD_EMITTERS
