@@ -49,6 +49,7 @@ if importlib.metadata.version("jax").startswith("0.10."):
 import hypothesis  # noqa: E402
 import jax  # noqa: E402
 import pytest  # noqa: E402
+from jax._src.lib import xla_client  # noqa: E402
 
 from tests.optional_files import pytest_sessionfinish  # noqa: E402, F401  # a hook
 from tests.storage_emulator import BUCKET, storage_emulator  # noqa: E402
@@ -99,6 +100,16 @@ def libtpu():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XLA_FLAGS", os.environ["XLA_FLAGS"].replace(OLD_EMITTERS, ""))
         yield
+
+
+@pytest.fixture
+def profiler(monkeypatch) -> list[tuple[str, str | None]]:
+    """(what, folder) of the calls of JAX's profiler, which cannot run in a process that has libtpu and no TPU."""
+    calls = []
+    monkeypatch.setattr(xla_client, "pjrt_plugin_loaded", lambda name: False)
+    monkeypatch.setattr(jax.profiler, "start_trace", lambda folder: calls.append(("start", folder)))
+    monkeypatch.setattr(jax.profiler, "stop_trace", lambda: calls.append(("stop", None)))
+    return calls
 
 
 SLOW_TEST_WEIGHT = 100  # a slow test takes about as long as so many others

@@ -7,6 +7,7 @@ from typing import Self
 
 import jax
 from absl import logging
+from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
 
 from composer_jax.errors import UserError
 
@@ -34,6 +35,21 @@ class ProfileConfig:
         match = re.fullmatch(r"(\d+):(\d+)", self.steps)
         ends = (int(match[1]), int(match[2])) if match else None
         return ends if ends and 1 <= ends[0] <= ends[1] else None
+
+
+def require_profiler(config: ProfileConfig) -> None:
+    """Raises UserError if the steps of `config` cannot be traced in this process, whose devices are known.
+
+    JAX's profiler asks every plugin that was loaded. libtpu's ends the process with a segmentation fault (seen with
+    0.0.51) where there is no TPU, and is loaded where JAX may choose the platform.
+    """
+    platform = jax.default_backend()
+    if config.steps and platform != "tpu" and xla_client.pjrt_plugin_loaded("tpu"):
+        name = "cuda" if platform == "gpu" else platform
+        raise UserError(
+            f"config.profile.steps={config.steps}: this process has loaded libtpu and has no TPU, and JAX's profiler "
+            f"would end it with a segmentation fault; set JAX_PLATFORMS={name} in the environment, or uninstall libtpu."
+        )
 
 
 class StepTrace:

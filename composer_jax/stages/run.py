@@ -14,7 +14,7 @@ from composer_jax.errors import UserError
 from composer_jax.models.attention_kinds import attention_form
 from composer_jax.observe.metrics import MetricsWriter, NoMetrics
 from composer_jax.observe.sinks import find_sinks
-from composer_jax.observe.step_trace import StepTrace
+from composer_jax.observe.step_trace import StepTrace, require_profiler
 from composer_jax.ops.attention_form import FormChoice
 from composer_jax.parallel.context import zigzag_order
 from composer_jax.parallel.mesh import MeshConfig, batch_shards
@@ -93,6 +93,7 @@ class Run:
         """
         configs = (self.config.mesh, *map(self.config.stage_mesh, self.config.stages))
         meshes = {config: config.make_mesh() for config in dict.fromkeys(configs)}
+        require_profiler(self.config.profile)
         for stage in self.config.stages:
             self._require_divisible(stage, meshes[self.config.stage_mesh(stage)])
         for line in form_lines(self._attention_forms(meshes)) if is_first_process() else ():

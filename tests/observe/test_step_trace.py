@@ -61,3 +61,23 @@ def test_a_trace_that_cannot_be_written_does_not_hide_the_error_of_the_run(full_
     assert f"The trace in {tmp_path} is not written: No space left on device" in caplog.text
     with pytest.raises(OSError, match="No space"), StepTrace(tmp_path, range(1, 3)) as trace:
         trace.begin(1)
+
+
+LOADS_LIBTPU = """
+from jax.experimental import topologies
+from composer_jax.errors import UserError
+from composer_jax.observe.step_trace import ProfileConfig, require_profiler
+
+require_profiler(ProfileConfig("1:2"))
+topologies.get_topology_desc("v5e:2x2", platform="tpu")
+require_profiler(ProfileConfig(""))
+require_profiler(ProfileConfig("1:2"))
+"""
+
+
+@pytest.mark.usefixtures("libtpu")
+def test_a_process_with_libtpu_and_no_tpu_is_told_that_it_cannot_be_traced():
+    done = subprocess.run([sys.executable, "-c", LOADS_LIBTPU], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and "line 9" in done.stderr
+    assert "config.profile.steps=1:2: this process has loaded libtpu and has no TPU" in done.stderr
+    assert "set JAX_PLATFORMS=cpu" in done.stderr

@@ -187,15 +187,6 @@ def test_a_row_has_its_share_of_the_peak(tmp_path, learner, weights):
         assert row["mfu"] == pytest.approx(training_flops(CONFIG, lengths) / seconds / 1e12)
 
 
-@pytest.fixture
-def profiler(monkeypatch):
-    """Calls of JAX's profiler, which cannot run in a process that has libtpu and no TPU: (what, folder) pairs."""
-    calls = []
-    monkeypatch.setattr(jax.profiler, "start_trace", lambda folder: calls.append(("start", folder)))
-    monkeypatch.setattr(jax.profiler, "stop_trace", lambda: calls.append(("stop", None)))
-    return calls
-
-
 def test_a_trace_of_some_steps_changes_no_bit(tmp_path, learner, weights, uninterrupted, profiler):
     trace = StepTrace(tmp_path / "trace", range(3, 5))
     seen = []
