@@ -107,7 +107,7 @@ def decode_seconds(model: ModelConfig, rows: int) -> float:
         row.shard, row.computed, row.pages = 0, LENGTH - 1, list(range(i * per_row, (i + 1) * per_row))
         requests.append(RowRequest(row, i, SamplingParams(sampler.limits.decode_steps)))
     runner = sampler._runner  # without the scheduler, which would not start all rows at once
-    return median_seconds(lambda: [new.tokens for new in runner.decode(requests)]) / sampler.limits.decode_steps
+    return median_seconds(lambda: [new.tokens for new in runner.start_decode(requests)()]) / sampler.limits.decode_steps
 
 
 def products_seconds(model: ModelConfig, rows: int) -> float:

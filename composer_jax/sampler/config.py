@@ -11,6 +11,9 @@ from composer_jax.sampler.sequence import Limits
 
 DRAFTS = ("", "prompt_lookup", "mtp")
 PARAM_DTYPES = ("float32", "bfloat16", *LARGEST)
+MOST_AHEAD = 1
+"""Outstanding calls behind which the next ones start, where no drafts are verified, which follow from tokens that the
+host knows: one keeps the devices busy while the host works for less time than a call takes."""
 MOST_SCORED = 64
 """Tokens of a row that Runner.score can score."""
 
@@ -115,6 +118,7 @@ def make_limits(config: SamplerConfig, shards: int, model: ModelConfig) -> Limit
     spare_pages = -(-min(MOST_SCORED, config.max_model_len) // page)
     shapes = tuple(config.prefill_shapes)
     limits = Limits(page, n_pages, shards, rows, shapes, config.decode_steps, window, spare_pages)
+    limits = dataclasses.replace(limits, most_ahead=0 if config.drafts else MOST_AHEAD)
     longest = limits.most_pages(config.max_model_len)
     limits = dataclasses.replace(limits, fitting=n_pages // longest)
     needed = min(config.max_model_len, longest * page)
