@@ -336,6 +336,42 @@ def test_a_lease_keeps_the_pages_of_its_window():
     assert again.cached == 32
 
 
+def test_a_lease_keeps_its_window_where_a_stop_is_found_behind_the_next_call():
+    """The tokens that the call sampled after the stop would have left a page that the lease still needs."""
+    limits = dataclasses.replace(WINDOW, shards=1, most_ahead=1)
+    scheduler, cache, lease = Scheduler(limits), FakeCache(limits.window), CacheLease()
+    first = SequenceState([n % 5 for n in range(31)], 9, lease=lease)
+    scheduler.submit(first)
+    while not first.is_decoding:
+        run(scheduler, cache)
+    assert limits.n_skipped(first.computed) < limits.n_skipped(first.computed + limits.decode_steps)
+    calls = [start(scheduler, cache, scheduler.schedule(), lambda: 1, lambda: (1, False)) for _ in range(2)]
+    assert [len(rows) for rows in calls] == [1, 1] and [commit(scheduler, rows) for rows in calls] == [[first], []]
+    check_pages(scheduler)
+    again = SequenceState([*first.tokens, 2, 3], 3, lease=lease)
+    run_alone(scheduler, cache, again)
+    assert again.cached == 31
+
+
+def test_calls_that_are_outstanding_end_before_a_request_gives_up_its_pages():
+    limits = dataclasses.replace(LIMITS, shards=1, most_ahead=1)
+    scheduler = Scheduler(limits)
+    for number in range(2):
+        scheduler.submit(SequenceState([number] * 15, 12))
+    while not all(s.is_decoding for s in scheduler.running) or len(scheduler.running) < 2:
+        scheduler.start(scheduler.schedule())
+    calls = []
+    while schedule := scheduler.schedule():
+        calls.append(schedule)
+        scheduler.start(schedule)
+        assert len(calls) < 9
+    assert len(calls) > 1 and scheduler.preemptions == 0, "calls are outstanding"
+    for s in list(scheduler.running):
+        for _ in calls:
+            scheduler.commit_decode(s, [1] * limits.decode_steps)
+    assert scheduler.schedule() and scheduler.preemptions == 1
+
+
 def test_the_session_that_is_idle_longest_gives_up_its_pages_and_not_the_one_that_goes_on():
     scheduler, cache = Scheduler(dataclasses.replace(LIMITS, shards=1)), FakeCache(None)
     leases = [CacheLease() for _ in range(3)]
