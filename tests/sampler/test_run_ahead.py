@@ -14,7 +14,7 @@ from composer_jax.sampler.engine import Sampler
 from composer_jax.sampler.request import Request
 from composer_jax.sampler.sequence import SchedulerOutput, SequenceState
 from tests.models.small import random_weights
-from tests.sampler.conversations import CONFIG, sample_requests
+from tests.sampler.conversations import CONFIG, END, sample_requests
 
 STEPS = 4
 PROMPT = (3, 9, 14, 2, 7)
@@ -116,6 +116,28 @@ def test_what_is_sampled_after_a_stop_is_dropped(endless, alone, monkeypatch):
     assert len(sample.logprobs) == len(sample.versions) == endless.decoded_tokens - decoded == n
     assert recorder.events[-3:] == ["start 2", "finish 1", "finish 2"], "the third call was in vain"
     assert endless.stats.held_pages == 0
+
+
+def test_a_message_that_ends_on_the_device_samples_nothing_in_the_call_behind(new_sampler, monkeypatch):
+    sampler, outputs = new_sampler(slots=1), []
+    start_decode = sampler._runner.start_decode
+
+    def start(*arguments):
+        finish = start_decode(*arguments)
+
+        def read():
+            outputs.append(finish())
+            return outputs[-1]
+
+        return read
+
+    monkeypatch.setattr(sampler._runner, "start_decode", start)
+    for seed in range(20):
+        (sample,) = sample_requests(sampler, [Request(PROMPT, LONG, seed)])
+        if sample.finish_reason == "stop":
+            assert outputs[-2][0].tokens[-1] == END and outputs[-1][0].tokens == []
+            return
+    raise AssertionError("no message has an end token")
 
 
 def test_a_slot_that_changes_hands_does_not_go_on_with_the_token_of_the_last_request(new_sampler, weights):

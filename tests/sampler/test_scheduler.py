@@ -348,6 +348,7 @@ def test_a_lease_keeps_its_window_where_a_stop_is_found_behind_the_next_call():
     calls = [start(scheduler, cache, scheduler.schedule(), lambda: 1, lambda: (1, False)) for _ in range(2)]
     assert [len(rows) for rows in calls] == [1, 1] and [commit(scheduler, rows) for rows in calls] == [[first], []]
     check_pages(scheduler)
+    run_alone(scheduler, cache, SequenceState([6] * 60, 3))  # reuses all pages that nobody holds
     again = SequenceState([*first.tokens, 2, 3], 3, lease=lease)
     run_alone(scheduler, cache, again)
     assert again.cached == 31
