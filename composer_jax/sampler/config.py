@@ -37,7 +37,7 @@ class SamplerConfig:
     not fit beside the weights is refused with the number that it must stay below. Episodes that take less than
     max_model_len leave room for more episodes than slots, so that slots are in use while tools run. While the cache is
     full, requests wait, and the last that came give way to those before. Where every layer of the model has a sliding
-    window, a context takes no more than its window and one call, and the cache may be smaller than a context."""
+    window, a context takes no more than its window and two calls, and the cache may be smaller than a context."""
     decode_steps: int = 8
     """Tokens per decode call. Fewer react faster to a finished message, more have less overhead."""
     prefill_shapes: tuple[tuple[int, int], ...] = ((16, 32), (4, 128))

@@ -423,12 +423,12 @@ class Sampler:
         self._requests.free_done()
         if self._calls and (self._forgets_cache or self._is_updating() or self._is_pausing()):
             await self._finish_oldest()
-            return  # what was wanted may have changed meanwhile
+            return  # what is wanted may have changed meanwhile
         self._forget_cache()
         if self._update is not None and self._is_updating():
             await self._apply(self._update)
             self._update = None
-        if self._is_pausing():
+        elif self._is_pausing():
             if self._pause_mode == "abort":
                 self._requests.end_all()
                 self._pause_mode = "keep"  # requests that come during the pause wait for its end

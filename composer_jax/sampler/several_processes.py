@@ -105,7 +105,7 @@ class Leader:
         return cause
 
     async def install(self, update: WeightUpdate) -> bool:
-        """Installs weights in every process, between two device calls; returns whether they were.
+        """Installs weights in every process, while no device call is outstanding; returns whether they were.
 
         Weights that cannot be installed raise in update_serving, and the old ones stay.
         """

@@ -30,7 +30,7 @@ class Activity:
     """Version and mode of weights that are to be installed."""
     is_paused: bool
     progress: Hashable
-    """Differs from the one before when a device call has ended or weights were installed."""
+    """Differs from the one before when a device call has started or ended, or weights were installed."""
     is_lent: bool = False
     """Whether the sampler is paused by somebody who resumes it: RL, while the learner has the devices."""
 
