@@ -13,6 +13,7 @@ from composer_jax.sampler.device_calls import DeviceCalls
 from composer_jax.sampler.engine import Sampler
 from composer_jax.sampler.request import Request
 from composer_jax.sampler.sequence import SchedulerOutput, SequenceState
+from composer_jax.sampler.watchdog import describe_stall
 from tests.models.small import random_weights
 from tests.sampler.conversations import CONFIG, END, sample_requests
 
@@ -161,20 +162,26 @@ def test_requests_that_give_up_their_pages_lose_no_token(new_sampler, weights, a
 # -- errors -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("event", ["start 0", "start 2", "finish 1", "finish 2"])
-def test_a_failure_ends_all_requests_with_its_own_error_and_no_call_follows(endless, alone, monkeypatch, event):
-    recorder = Recorder(monkeypatch, endless, failing=event)
+def serve_until_broken(sampler: Sampler, params: list[SamplingParams]) -> list[str]:
+    """What requests raise where the serving, too, ends with Broken."""
+    outcomes = []
 
     async def main():
-        async with endless.serving():
-            handles = [endless.submit(Request(PROMPT, LONG, seed)) for seed in range(4)]  # two of which wait
-            outcomes = await asyncio.gather(*handles, return_exceptions=True)
-            assert [str(outcome) for outcome in outcomes] == [event] * 4 and isinstance(outcomes[0], Broken)
-            assert recorder.events[-1] == event and not endless._calls
+        async with sampler.serving():
+            handles = [sampler.submit(Request(PROMPT, p, seed)) for seed, p in enumerate(params)]
+            outcomes.extend(await asyncio.gather(*handles, return_exceptions=True))
 
     with pytest.raises(Broken):
         run(main)
-    assert recorder.events[-1] == event
+    return [repr(outcome) for outcome in outcomes]
+
+
+@pytest.mark.parametrize("event", ["start 0", "start 2", "finish 1", "finish 2"])
+def test_a_failure_ends_all_requests_with_its_own_error_and_no_call_follows(endless, alone, monkeypatch, event):
+    recorder = Recorder(monkeypatch, endless, failing=event)
+    outcomes = serve_until_broken(endless, [LONG] * 4)  # two of which wait
+    assert outcomes == [repr(Broken(event))] * 4
+    assert recorder.events[-1] == event and not endless._calls
     recorder.failing = ""
     assert sample_requests(endless, [Request(PROMPT, LONG, 0)])[0].tokens == alone[0]
 
@@ -188,16 +195,8 @@ def test_routing_that_cannot_be_read_ends_all_requests_with_its_error(new_sample
         raise Broken("routing")
 
     monkeypatch.setattr(sampler._runner, "start_routing", lambda *_: fail if starts else fail())
-    asks = [SamplingParams(3, return_routing=True), LONG, LONG]
-
-    async def main():
-        async with sampler.serving():
-            handles = [sampler.submit(Request(PROMPT, params, seed)) for seed, params in enumerate(asks)]
-            outcomes = await asyncio.gather(*handles, return_exceptions=True)
-            assert [repr(outcome) for outcome in outcomes] == ["Broken('routing')"] * 3
-
-    with pytest.raises(Broken, match="routing"):
-        run(main)
+    outcomes = serve_until_broken(sampler, [SamplingParams(3, return_routing=True), LONG, LONG])
+    assert outcomes == ["Broken('routing')"] * 3
 
 
 # -- pauses, new weights, and a cache that is forgotten ----------------------------------------------------------------
@@ -212,6 +211,8 @@ def test_a_pause_waits_for_all_outstanding_calls(endless, alone, monkeypatch, mo
             handles = [endless.submit(Request(PROMPT, SamplingParams(20), seed)) for seed in range(2)]
             await recorder.until_stuck()
             assert recorder.n_outstanding == 2
+            text = describe_stall(endless._activity(), 60)
+            assert "a decode call of 2 rows" in text and ", and 1 call behind;" in text
             pauses = [asyncio.create_task(endless.pause(mode))]
             await asyncio.sleep(0.01)
             endless.resume()  # and again at once: the call that is outstanding is that of before

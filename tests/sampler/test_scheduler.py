@@ -20,8 +20,8 @@ from tests.many import many
 
 PAGE = 4
 LIMITS = Limits(PAGE, n_pages=10, shards=2, rows=3, prefill_shapes=((3, 2), (2, 6)), decode_steps=3)
-WINDOW = dataclasses.replace(LIMITS, window=6)
-"""A context of any length holds 4 of the 10 pages at most."""
+WINDOW = dataclasses.replace(LIMITS, window=6, prefill_shapes=((3, 2), (2, 3)), most_ahead=1)
+"""A context of any length holds 4 of the 10 pages at most: those of its window and of two decode calls."""
 
 
 class FakeCache:
@@ -338,7 +338,7 @@ def test_a_lease_keeps_the_pages_of_its_window():
 
 def test_a_lease_keeps_its_window_where_a_stop_is_found_behind_the_next_call():
     """The tokens that the call sampled after the stop would have left a page that the lease still needs."""
-    limits = dataclasses.replace(WINDOW, shards=1, most_ahead=1)
+    limits = dataclasses.replace(WINDOW, shards=1)
     scheduler, cache, lease = Scheduler(limits), FakeCache(limits.window), CacheLease()
     first = SequenceState([n % 5 for n in range(31)], 9, lease=lease)
     scheduler.submit(first)
