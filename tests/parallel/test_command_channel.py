@@ -70,10 +70,26 @@ def test_commands_and_replies_arrive_in_order(coordinator):
         assert list(commands) == []
 
 
+class SlowConnection:
+    """Sends a message in two parts, between which other threads run."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    def sendall(self, message: bytes) -> None:
+        self._connection.sendall(message[:100])
+        threading.Event().wait(0.01)
+        self._connection.sendall(message[100:])
+
+    def __getattr__(self, name: str):
+        return getattr(self._connection, name)
+
+
 def test_threads_that_send_at_once_do_not_mix_their_frames(coordinator):
-    large = np.arange(1 << 18)
+    large = np.arange(1 << 10)
     with connecting() as (sender, thread), CommandReceiver() as receiver:
         thread.join(60)
+        sender._connections[1] = SlowConnection(sender._connections[1])
         senders = [threading.Thread(target=sender.send, args=({"number": n}, [large + n])) for n in range(8)]
         for one in senders:
             one.start()
