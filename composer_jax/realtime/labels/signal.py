@@ -1,16 +1,19 @@
 """A signal of a session and what its measure may use: the texts of the conversation and the judge of follow-ups."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, Protocol
 
 from composer_jax.data.chat.chat_format import ChatFormat
+from composer_jax.data.chat.messages import ToolCall
 from composer_jax.realtime.labels.judge import FollowUpJudge, RuleJudge
 
 SignalState = Literal["observed", "censored", "undefined"]
 SIGNAL_STATES: tuple[SignalState, ...] = ("observed", "censored", "undefined")
 """observed: it has a value. censored: something happened that nobody could see. undefined: there was nothing to see,
 which is an outcome and no gap: a session without edits has no share of kept lines."""
+
+MARKED = "answer of a tool"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,19 +69,31 @@ class ChatText:
         tail = next((i for i, (a, b) in enumerate(zip(one[::-1], other[::-1], strict=False)) if a != b), len(one))
         self._head, self._tail = one[:head], one[len(one) - tail :]
 
+        # Many templates write the answer of a tool as a message of the user, in marks of their own.
+        bridge = chat.bridge(chat.render_assistant("", [ToolCall("a", {})]), [MARKED])
+        bodies = [body for piece in bridge for body in self._bodies(piece)]
+        self._tool_mark = next((body[: body.index(MARKED)] for body in bodies if MARKED in body), None)
+
     def answer(self, tokens: Sequence[int]) -> tuple[str, int]:
         message = self._chat.parse(tokens)
         return message.content, len(message.calls)
 
     def user(self, suffix: Sequence[int]) -> str | None:
-        ids, size = list(suffix), len(self._head)
-        starts = [i for i in range(len(ids) - size, -1, -1) if ids[i : i + size] == self._head]
-        if not starts or not self._head:
-            return None
-        body = ids[starts[0] + size :]
-        width = max(1, len(self._tail))
-        ends = (i for i in range(len(body)) if self._tail and body[i : i + width] == self._tail)
-        return self._chat.tokenizer.decode(body[: next(ends, len(body))])
+        mark = self._tool_mark
+        return next((body for body in self._bodies(suffix) if not mark or not body.startswith(mark)), None)
+
+    def _bodies(self, suffix: Sequence[int]) -> Iterator[str]:
+        """Yields the text of every message that is written as a user's, the last one first."""
+        ids, size, stop = list(suffix), len(self._head), len(suffix)
+        for start in range(len(ids) - size, -1, -1):
+            if size and ids[start] == self._head[0] and ids[start : start + size] == self._head:
+                yield self._chat.tokenizer.decode(self._until_tail(ids[start + size : stop]))
+                stop = start
+
+    def _until_tail(self, body: list[int]) -> list[int]:
+        width = len(self._tail)
+        ends = (i for i in range(len(body)) if width and body[i : i + width] == self._tail)
+        return body[: next(ends, len(body))]
 
 
 @dataclasses.dataclass(frozen=True)
