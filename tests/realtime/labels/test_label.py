@@ -183,6 +183,7 @@ def test_the_reward_is_the_weighted_sum_of_what_was_seen():
         }
     )
     assert reward_terms(weights, bad, "b", table)["cost"] == pytest.approx(-0.05 * 1.3862943611)
+    assert reward_terms(weights, signals(tokens=100), "b", table)["cost"] == 0
     # cheaper than the median earns nothing, and what is missing adds nothing
     assert set(reward_terms(weights, signals(), "b", table).values()) == {0.0}
     assert clip_reward({"a": 3.0, "b": 0.5}, 2.0) == 2.0

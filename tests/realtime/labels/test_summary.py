@@ -74,5 +74,7 @@ def test_rank_correlation_per_version():
     ties = [made("a", 0.0), made("b", 0.0), made("c", 1.0), made("d", 1.0)]
     other = [made("a", 0.0), made("b", 1.0), made("c", 1.0), made("d", 1.0)]
     assert rank_correlations(ties, other) == {"1": (pytest.approx(0.57735, abs=1e-5), 4)}
+    three = [made("a", 0.0), made("b", 0.5), made("c", 0.5), made("d", 1.0)]
+    assert rank_correlations(other, three) == {"1": (pytest.approx(0.81650, abs=1e-5), 4)}
     assert rank_correlations(ties, [made(name, 0.5) for name in "abcd"]) == {}
     assert rank_correlations(ties[:2], other[:2]) == {}
