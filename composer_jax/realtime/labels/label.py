@@ -53,7 +53,7 @@ class LabelRun:
     waiting: int
     """Sessions that are not old enough yet."""
     forgotten: int
-    """Sessions whose user withdrew."""
+    """Sessions whose user withdrew, or that were deleted meanwhile."""
     labeller: str
 
 
@@ -126,12 +126,14 @@ def label(
     labeller = labeller_version(context, weights, own, grace)
     done, earlier = store.labelled(horizon, labeller), store.read(horizon, labeller)
     records = [record for record in traffic.sessions() if record.session not in done]
-    known = [record for record in records if not traffic.is_forgotten(record.session)]
     watched = dataclasses.replace(context, judge=_WatchedJudge(context.judge))
     measured: list[_Measured] = []
-    with Progress(len(known), "sessions", "signals") as progress:
-        for record in known:
-            if one := _measure(traffic.read(record.session), functions, horizon, grace, watched, now):
+    forgotten = 0
+    with Progress(len(records), "sessions", "signals") as progress:
+        for record in records:
+            if (session := _read(traffic, record.session)) is None:
+                forgotten += 1
+            elif one := _measure(session, functions, horizon, grace, watched, now):
                 measured.append(one)
             progress.update(labelled=len(measured))
     statistics = BucketStatistics(
@@ -141,9 +143,9 @@ def label(
     with Progress(len(labels), "labels", "rewards") as progress:
         for first in range(0, len(labels), AT_ONCE):
             batch = labels[first : first + AT_ONCE]
-            store.insert(batch)
+            store.insert(batch, traffic.is_forgotten)
             progress.update(len(batch))
-    return LabelRun(labels, len(known) - len(measured), len(records) - len(known), labeller)
+    return LabelRun(labels, len(records) - forgotten - len(measured), forgotten, labeller)
 
 
 def check_horizon(horizon: float, grace: float, retention_days: float) -> None:
@@ -162,6 +164,18 @@ def labeller_version(context: LabelContext, weights: RewardWeights, own: Mapping
     parts = (dataclasses.asdict(weights), dict(own), context.judge.version, grace, context.text is not None)
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
     return f"{LABELLER_VERSION}-{digest[:8]}"
+
+
+def _read(traffic: TrafficReader, session: str) -> SessionTraffic | None:
+    """Returns a session; None for one that is forgotten, or that was deleted since the sessions were listed."""
+    if traffic.is_forgotten(session):
+        return None
+    try:
+        return traffic.read(session)
+    except UserError:
+        if any(record.session == session for record in traffic.sessions()):
+            raise
+        return None
 
 
 def _measure(

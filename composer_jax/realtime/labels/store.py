@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from composer_jax.realtime.labels.signal import Signal
@@ -61,10 +61,16 @@ class LabelStore:
         with database:
             database.execute(TABLE)
 
-    def insert(self, labels: Iterable[Label]) -> None:
-        """Stores labels in one transaction: all of them or none. Those that exist stay as they are."""
+    def insert(self, labels: Iterable[Label], is_forgotten: Callable[[str], bool] = lambda session: False) -> None:
+        """Stores labels in one transaction: all of them or none. Those that exist stay as they are.
+
+        is_forgotten: whether a session has a tombstone and gets no label. It is asked when nobody else can write, so
+        that whoever writes a tombstone afterwards finds the label and deletes it.
+        """
         with self._database:
-            self._database.executemany(INSERT, map(_to_row, labels))
+            self._database.execute("BEGIN IMMEDIATE")
+            known = (label for label in labels if not is_forgotten(label.session))
+            self._database.executemany(INSERT, map(_to_row, known))
 
     def labelled(self, horizon: float, labeller: str) -> set[str]:
         """Returns the sessions that have such a label."""

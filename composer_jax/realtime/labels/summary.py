@@ -2,10 +2,12 @@
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
+from composer_jax.observe.findings import Table, TableRow
+from composer_jax.realtime.labels.label import LabelRun
 from composer_jax.realtime.labels.store import Label
 from composer_jax.serve.traffic.records import SessionRecord
 
@@ -135,8 +137,21 @@ def wilson(share: float, n: float) -> tuple[float, float]:
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
+def format_run(run: LabelRun, rows: Sequence[SignalSummary]) -> str:
+    """Returns what `label` did as lines to print: what was labelled and left out, and a table of the signals.
+
+    rows: of `summarize_labels`.
+    """
+    late = sum(one.late for one in run.labels)
+    head = (
+        f"{len(run.labels)} sessions labelled by {run.labeller}; {run.waiting} are not old enough, "
+        f"{run.forgotten} were forgotten; {late} events came too late"
+    )
+    return "\n".join([head, *_align(format_summary(rows))])
+
+
 def format_summary(rows: Sequence[SignalSummary]) -> list[tuple[str, ...]]:
-    """Returns the lines of a table as text, its head first: version, signal, mean, users, and what is missing."""
+    """Returns a table as text, its head first: version, signal, mean, users, and what is missing."""
     head = ("version", "signal", "mean, 95% interval", "sessions", "effective users", "censored, 95%", "undefined")
     return [
         head,
@@ -147,7 +162,7 @@ def format_summary(rows: Sequence[SignalSummary]) -> list[tuple[str, ...]]:
                 _format_mean(row),
                 str(row.sessions),
                 f"{row.effective_users:.0f} of {row.users}",
-                f"{row.censored:.0%} ({row.censored_low:.0%} to {row.censored_high:.0%})",
+                _format_censored(row),
                 f"{row.undefined:.0%}",
             )
             for row in rows
@@ -155,10 +170,41 @@ def format_summary(rows: Sequence[SignalSummary]) -> list[tuple[str, ...]]:
     ]
 
 
+def summary_tables(rows: Sequence[SignalSummary]) -> list[Table]:
+    """Returns the tables of the report's page: a row for each signal, two columns for each version."""
+    versions = list(dict.fromkeys(row.version for row in rows))
+    by_place = {(row.version, row.signal): row for row in rows}
+    names = list(dict.fromkeys(row.signal for row in rows))
+
+    def cells(name: str, form: Callable[[SignalSummary], str]) -> tuple[str, ...]:
+        return tuple(form(by_place[version, name]) if (version, name) in by_place else "" for version in versions)
+
+    def table(title: str, form: Callable[[SignalSummary], str], chosen: Sequence[str]) -> list[Table]:
+        columns = tuple(f"version {version}" for version in versions)
+        lines = [TableRow(name.replace("_", " "), "", cells(name, form), "") for name in chosen]
+        return [Table(title, columns, "", lines)] if lines else []
+
+    missing = [name for name in names if any(row.censored for row in rows if row.signal == name)]
+    return [
+        *table("Signals, mean and 95% interval over users", _format_mean, names),
+        *table("Effective users", lambda row: f"{row.effective_users:.0f} of {row.users}", names[:1]),
+        *table("Sessions in which nobody could see it", _format_censored, missing),
+    ]
+
+
 def _format_mean(row: SignalSummary) -> str:
     if row.mean is None:
         return "?"
     return f"{row.mean:.3g}" + (f" ({row.low:.3g} to {row.high:.3g})" if row.low is not None else "")
+
+
+def _format_censored(row: SignalSummary) -> str:
+    return f"{row.censored:.0%} ({row.censored_low:.0%} to {row.censored_high:.0%})"
+
+
+def _align(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def rank_correlations(

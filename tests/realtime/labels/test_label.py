@@ -88,6 +88,42 @@ def test_forgotten_sessions_get_no_label(database):
     assert ([one.session for one in run.labels], run.forgotten) == (["b"], 1)
 
 
+class Withdrawing(Traffic):
+    """Its user withdraws while labels are made: after the list of sessions, or after the session was read."""
+
+    def __init__(self, *traffic, read):
+        super().__init__(*traffic)
+        self._is_read, self._gone = read, False
+
+    def sessions(self, *, opened_before=None):
+        return [] if self._gone else super().sessions()
+
+    def read(self, name):
+        self._gone = True
+        if not self._is_read:
+            raise UserError(f"no session {name!r}")
+        return super().read(name)
+
+    def is_forgotten(self, name):
+        return self._gone
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_a_user_who_withdraws_meanwhile_leaves_no_label(database, read):
+    label(Withdrawing(played(), read=read), database, H, context=CONTEXT, clock=at(DUE))
+    assert LabelStore(database).read(H) == []
+
+
+class Damaged(Traffic):
+    def read(self, name):
+        raise UserError("turns/000 is missing")
+
+
+def test_a_session_that_cannot_be_read_is_an_error(database):
+    with pytest.raises(UserError, match="turns/000"):
+        label(Damaged(played()), database, H, clock=at(DUE))
+
+
 def test_a_session_that_spans_an_update_says_so(database):
     traffic = Traffic(session([turn("a1", 100, "Fix it", version=4), turn("a2", 200, version=5)]))
     assert label(traffic, database, H, clock=at(9 * H)).labels[0].version == "4-5"
@@ -100,11 +136,11 @@ def test_a_killed_run_is_continued_with_the_same_labels(database, monkeypatch):
     monkeypatch.setattr(labelling, "AT_ONCE", 10)
     insert, calls = LabelStore.insert, []
 
-    def fail_later(self, labels):
+    def fail_later(self, labels, is_forgotten):
         calls.append(labels)
         if len(calls) == 4:
             raise KeyboardInterrupt
-        insert(self, labels)
+        insert(self, labels, is_forgotten)
 
     monkeypatch.setattr(LabelStore, "insert", fail_later)
     with pytest.raises(KeyboardInterrupt):
