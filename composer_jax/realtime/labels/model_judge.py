@@ -42,6 +42,19 @@ PROMPTS = (
 )
 MODEL_JUDGE_VERSION = 1
 
+MOST_BYTES = 1 << 20
+"""Of an answer of the server."""
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Refuses to follow a server elsewhere, which would get the key."""
+
+    def redirect_request(self, *args: object) -> None:
+        return None
+
+
+_OPENER = urllib.request.build_opener(_NoRedirects)
+
 
 class ModelJudge:
     """Asks a model for an odd number of votes of one token each."""
@@ -101,8 +114,8 @@ class ModelJudge:
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {})
         request = urllib.request.Request(self._url, json.dumps(body).encode(), headers)
         try:
-            with urllib.request.urlopen(request, timeout=self._timeout) as response:
-                answer = json.loads(response.read())
+            with _OPENER.open(request, timeout=self._timeout) as response:
+                answer = json.loads(response.read(MOST_BYTES))
             text = answer["choices"][0]["message"]["content"]
         except (OSError, http.client.HTTPException) as error:  # URLError and timeouts are OSErrors
             raise JudgeError(f"the judge at {self._url} cannot be asked: {error}") from error

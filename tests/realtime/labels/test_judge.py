@@ -53,9 +53,15 @@ def server(model, status=200):
             answer = {"choices": [{"message": {"content": model(body)}}]} if status == 200 else {"error": "no"}
             data = json.dumps(answer).encode()
             self.send_response(status)
+            if status == 302:
+                self.send_header("Location", "/elsewhere")
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
             self.wfile.write(data)
+
+        def do_GET(self):
+            bodies.append("followed")
+            self.send_error(404)
 
         def log_message(self, *_):
             """Nothing on stderr."""
@@ -188,6 +194,9 @@ def test_a_model_that_obeys_by_meaning_is_bounded_by_what_the_user_did():
 def test_a_judge_that_cannot_be_asked_fails():
     with server(honest, status=503) as (url, _), pytest.raises(JudgeError, match="503"):
         ModelJudge(url, "m").vote(FollowUp("hm"))
+    with server(honest, status=302) as (url, bodies), pytest.raises(JudgeError, match="302"):
+        ModelJudge(url, "m", key="secret").vote(FollowUp("hm"))
+    assert "followed" not in bodies
     with pytest.raises(JudgeError, match="cannot be asked"):  # the server is gone
         ModelJudge(url, "m").vote(FollowUp("hm"))
 
