@@ -145,7 +145,10 @@ def label(
             batch = labels[first : first + AT_ONCE]
             store.insert(batch, traffic.is_forgotten)
             progress.update(len(batch))
-    return LabelRun(labels, len(records) - forgotten - len(measured), forgotten, labeller)
+    stored = store.labelled(horizon, labeller)
+    new = [one for one in labels if one.session in stored]  # without those that were forgotten meanwhile
+    waiting = len(records) - forgotten - len(measured)
+    return LabelRun(new, waiting, forgotten + len(labels) - len(new), labeller)
 
 
 def check_horizon(horizon: float, grace: float, retention_days: float) -> None:
