@@ -56,6 +56,8 @@ WITHOUT_JAX = (
     "rl.rollout",
     "rl.workers",
     "evals.suite",
+    "realtime.labels",
+    "realtime.simulation",
 )
 JAX_WORLD = {"jax", "jaxlib", "flax", "optax", "orbax", "chex"}
 # The agent talks to whatever samples through one protocol.
