@@ -55,6 +55,9 @@ WITHOUT_JAX = (
     "checkpoint.weight_chain",
     "rl.rollout",
     "rl.workers",
+    "serve.traffic.folder",
+    "serve.traffic.redaction",
+    "serve.traffic.retention",
     "evals.suite",
 )
 JAX_WORLD = {"jax", "jaxlib", "flax", "optax", "orbax", "chex"}

@@ -58,9 +58,8 @@ class TrafficFolder:
                     raise UserError(f"{error.filename} is missing; restore it from a copy.") from error
                 missing = places
                 continue
-            return SessionTraffic(
-                SessionRecord(*row), turns, [Event(*event[:-1], json.loads(event[-1])) for event in events]
-            )
+            events = [Event(*row[:6], payload=json.loads(row[6])) for row in events]
+            return SessionTraffic(SessionRecord(*row), turns, events)
 
     def is_forgotten(self, session: str) -> bool:
         """Returns whether a session has a tombstone: its owner withdrew, it expired, or it was dropped."""
