@@ -29,7 +29,7 @@ from composer_jax.serve.token_details import routed_experts
 from composer_jax.serve.traffic import policy, retention, turn_files
 from composer_jax.serve.traffic.consent import TrafficHeaders
 from composer_jax.serve.traffic.conversation_tree import ConversationTree, TreeNode
-from composer_jax.serve.traffic.database import open_database
+from composer_jax.serve.traffic.database import BUSY_SECONDS, open_database
 from composer_jax.serve.traffic.policy import claim_policy, text_fingerprint
 from composer_jax.serve.traffic.records import Consent, SampledTurn, SessionRecord, TurnKind, turn_id
 from composer_jax.serve.traffic.redaction import has_secret_ids
@@ -59,6 +59,8 @@ class TrafficLimits:
     """Turns that are written at once."""
     flush_seconds: float = 1.0
     """A turn waits so long for others."""
+    busy_seconds: float = BUSY_SECONDS
+    """The thread waits so long for the database."""
     open_sessions: int = 4096
     open_nodes: int = 1 << 18
     """Sessions, and turns of sessions, whose ends are in memory; others are read from the database again."""
@@ -275,7 +277,7 @@ class TrafficWriter:
             is_last = self._take()
             started = time.thread_time()
             try:
-                database = database or open_database(self.folder)
+                database = database or open_database(self.folder, busy_seconds=self.limits.busy_seconds)
                 self._write(database)
             except (OSError, sqlite3.Error, UserError) as error:
                 self._forget_state(error)

@@ -38,8 +38,8 @@ def new_writer(folder, policy_file, text):
     """(**options) -> a writer of the folder, which ends with the test."""
     with contextlib.ExitStack() as stack:
 
-        def start(limits=QUICK, file=None, **options):
-            writer = TrafficWriter(folder, file or policy_file(), text, limits=limits, **options)
+        def start(limits=QUICK, file=None, folder=folder, **options):
+            writer = TrafficWriter(folder, policy_file() if file is None else file, text, limits=limits, **options)
             stack.callback(writer.close)
             return writer
 
