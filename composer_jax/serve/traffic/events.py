@@ -87,7 +87,8 @@ def _fits(value: Any, form: str) -> bool:
         case "seconds":
             return type(value) in (int, float) and 0 <= value < 2**53
         case _:
-            return type(value) in (int, str) and str(value) in form.split("|")
+            numbers = form.replace("|", "").replace("-", "").isdigit()
+            return type(value) is (int if numbers else str) and str(value) in form.split("|")
 
 
 class RateLimit:

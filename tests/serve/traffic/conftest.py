@@ -56,7 +56,7 @@ def served(text, new_writer):
         engine = engine or ScriptedEngine(write, text.end_tokens, delay=delay)
         service = Service(engine, text.named("m"), ServerLimits(), None, writer)
         with running(new_app(service, api_keys)) as url:
-            yield Asker(url), writer
+            yield Asker(url, service), writer
 
     return start
 
@@ -64,8 +64,8 @@ def served(text, new_writer):
 class Asker:
     """Asks a server as a client that consents to training."""
 
-    def __init__(self, url):
-        self.url = url
+    def __init__(self, url, service):
+        self.url, self.service = url, service
         self.client = httpx.Client(base_url=url, timeout=60)
 
     def post(self, path, body, session="s", consent="training", key="", **headers):

@@ -13,7 +13,9 @@ VALUES = {"hashes": ["0" * 64], "count": 3, "seconds": 600, "integer": -1}
 
 
 def payload_of(kind):
-    return {name: VALUES.get(form, form.split("|")[0]) for name, form in EVENT_FIELDS[kind].items()}
+    return {name: VALUES.get(form, form.split("|")[0]) for name, form in EVENT_FIELDS[kind].items()} | (
+        {"value": -1} if kind == "thumb" else {}
+    )
 
 
 def event(i, kind="follow_up", **fields):
@@ -57,6 +59,8 @@ def test_events_belong_to_the_key_of_the_session(open_server, folder):
         {"payload": {"text": "def f(): ..."}},
         {"kind": "thumb", "payload": {"value": 2}},
         {"kind": "thumb", "payload": {}},
+        {"kind": "thumb", "payload": {"value": "1"}},
+        {"kind": "session_closed", "payload": {"reason": ["user"]}},
         {"kind": "accepted", "payload": {"hunks": ["my code"]}},
         {"kind": "accepted", "payload": {"hunks": ["ab12"] * 1001}},
         {"kind": "commit", "payload": {"added_kept": -1}},

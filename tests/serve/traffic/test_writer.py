@@ -1,11 +1,12 @@
-"""What a server writes of its answers, and when it drops a session."""
+"""What a server writes of its answers."""
 
 import base64
 import dataclasses
 import hashlib
 import io
-import threading
+import json
 
+import httpx2 as httpx
 import jax
 import numpy as np
 import pytest
@@ -14,7 +15,8 @@ from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.engine import Sampler
-from tests.serve.traffic.conftest import all_bytes, stored
+from tests.serve.test_control import wait_until
+from tests.serve.traffic.conftest import QUICK, all_bytes, stored
 from tests.stages.base_model import NETWORK, weights
 
 
@@ -82,7 +84,7 @@ def test_the_user_is_stored_by_hash_and_sessions_in_any_words(served, text, fold
 def test_nothing_is_written_without_consent_or_session(served, text, folder, policy_file):
     with served(lambda context: [9, *text.end_tokens[:1]]) as (server, writer):
         server.ask([1, 2], "first")
-        wait_until_written(writer, 1)
+        wait_until(lambda: writer.counts.written_turns == 1)
     before = all_bytes(folder)
     with served(lambda context: [9, *text.end_tokens[:1]]) as (server, writer):
         between = all_bytes(folder)
@@ -113,9 +115,93 @@ def test_an_organisations_flag_wins(served, text, folder, policy_file):
     assert sessions["of k2"].record.organisation == "measured"
 
 
-def wait_until_written(writer, n):
-    """Waits until the writer has written so many turns; pytest's timeout ends a wait for ever."""
-    waiting = threading.Event()
-    while writer.counts.written_turns < n:
-        assert writer.counts.dropped_sessions == 0
-        waiting.wait(0.01)
+def test_of_a_stream_that_was_cut_is_stored_what_the_user_was_sent(served, text, folder):
+    long = text.tokenizer.encode("word " * 200)
+    with served(lambda context: long, delay=0.02) as (server, writer):
+        body = {"prompt": [1, 2], "max_tokens": 150, "stream": True, "return_token_ids": True}
+        headers = {"X-Session-ID": "s", "X-Consent": "training"}
+        seen = []
+        with server.client.stream("POST", "/v1/completions", json=body, headers=headers) as answer:
+            for line in answer.iter_lines():
+                seen += json.loads(line[6:])["choices"][0]["token_ids"] if line.startswith("data: ") else []
+                if len(seen) >= 6:
+                    break
+        wait_until(lambda: writer.counts.written_turns == 1)
+        server.ask([1, 2, *stored(folder)["s"].turns[0].tokens, 7], max_tokens=3)
+        with pytest.raises(httpx.TimeoutException):  # of an answer that is not streamed, nobody saw anything
+            server.client.post("/v1/completions", json={**body, "stream": False}, headers=headers, timeout=0.1)
+        wait_until(lambda: not server.client.get("/stats").json()["running"])
+    cut, after = stored(folder)["s"].turns
+    assert cut.finish_reason == "cancelled" and len(cut.tokens) == len(cut.logprobs) == len(cut.raw_logprobs)
+    assert seen == cut.tokens[: len(seen)] == long[: len(seen)] and 6 <= len(cut.tokens) < 150
+    assert after.parent == cut.id and after.suffix == [7] and after.finish_reason == "length"
+
+
+def test_a_whole_stream_is_stored_whole(served, text, folder):
+    long = [*text.tokenizer.encode("word " * 10), *text.end_tokens[:1]]
+    with served(lambda context: long) as (server, _):
+        for path, body in (
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "n": 2}),
+            ("/v1/responses", {"input": "x"}),
+            ("/v1/completions", {"prompt": "x"}),
+        ):
+            assert server.post(path, body | {"stream": True}, session=path).status_code == 200
+    sessions = stored(folder)
+    assert {path: len(one.turns) for path, one in sessions.items()} == {
+        "/v1/chat/completions": 2, "/v1/responses": 1, "/v1/completions": 1
+    }  # fmt: skip
+    turns = [turn for one in sessions.values() for turn in one.turns]
+    assert all(turn.tokens == long and turn.finish_reason == "stop" for turn in turns)
+
+
+def test_what_the_control_plane_aborts_is_stored_as_far_as_it_was_sent(served, text, folder):
+    long = text.tokenizer.encode("word " * 200)
+    with served(lambda context: long, delay=0.02) as (server, writer):
+        body = {"prompt": [1, 2], "max_tokens": 150, "stream": True, "return_token_ids": True}
+        headers, seen = {"X-Session-ID": "s", "X-Consent": "training"}, []
+        with server.client.stream("POST", "/v1/completions", json=body, headers=headers) as answer:
+            for line in answer.iter_lines():
+                row = json.loads(line[6:]) if line.startswith("data: {") else {}
+                seen += row["choices"][0]["token_ids"] if "choices" in row else []
+                if len(seen) == 6:
+                    server.service.abort_all()
+    (turn,) = stored(folder)["s"].turns
+    assert turn.tokens == seen and turn.finish_reason == "cancelled"
+
+
+def test_sessions_that_left_the_memory_are_found_again(served, text, folder):
+    limits = dataclasses.replace(QUICK, open_sessions=1)
+    with served(lambda context: [9, *text.end_tokens[:1]], limits=limits) as (server, writer):
+        for i in range(3):
+            for session in "abc":
+                server.ask([1, *([9, text.end_tokens[0], 3] * i)], session)
+                wait_until(lambda n=writer.counts.written_turns: writer.queue_length == 0 and len(writer._open) <= 1)
+    for one in stored(folder).values():
+        assert [turn.parent for turn in one.turns] == ["", *(turn.id for turn in one.turns[:2])]
+
+
+def test_a_session_belongs_to_the_key_that_opened_it(served, text, folder):
+    with served(lambda context: [9, *text.end_tokens[:1]], api_keys=("k1", "k2")) as (server, writer):
+        for key in ("k1", "k2", "k1"):
+            server.ask([1, 2], key=key)
+        wait_until(lambda: writer.counts.refused_turns == 1)
+    assert len(stored(folder)["s"].turns) == 2
+
+
+def test_a_fraction_of_the_sessions_is_written(served, text, folder, policy_file):
+    file = policy_file(sampling_fraction=0.5)
+    with served(lambda context: [9, *text.end_tokens[:1]], file=file) as (server, _):
+        for i in range(40):
+            for _ in range(2):
+                server.ask([1, 2], f"s{i}")
+    sessions = stored(folder)
+    assert 5 < len(sessions) < 35 and all(len(one.turns) == 2 for one in sessions.values())
+
+
+def test_turns_keep_their_order_when_the_clock_goes_back(served, text, folder):
+    times = iter(range(1000, 0, -1))
+    with served(lambda context: [9, *text.end_tokens[:1]], clock=lambda: 1e9 + next(times)) as (server, _):
+        for _ in range(3):
+            server.ask([1, 2])
+    stamps = [turn.time for turn in stored(folder)["s"].turns]
+    assert stamps == sorted(stamps) and len({*stamps}) == 1
