@@ -74,5 +74,8 @@ class TrafficFolder:
 
     @contextlib.contextmanager
     def _database(self) -> Iterator[sqlite3.Connection]:
-        with contextlib.closing(open_database(self.path)) as database:
-            yield database
+        try:
+            with contextlib.closing(open_database(self.path)) as database:
+                yield database
+        except sqlite3.Error as error:
+            raise UserError(f"{self.path / NAME} cannot be read ({error}); try again, or restore it.") from error

@@ -20,7 +20,6 @@ from composer_jax.errors import UserError
 from composer_jax.serve.traffic import turn_files
 from composer_jax.serve.traffic.database import open_database
 from composer_jax.serve.traffic.policy import TrafficPolicy, read_policy
-from composer_jax.serve.traffic.records import SampledTurn
 from composer_jax.storage.workdir import FolderInUse, lock_folder
 
 FLAG = "--traffic"
@@ -144,16 +143,13 @@ def _copy_without(
     copy, end = next_file(folder, name.partition("/")[0]), 0
     if all(session in sessions for *_, session in rows):
         return
-    with (
-        turn_files.path_of(folder, name).open("rb") as source,
-        open_atomically(turn_files.path_of(folder, copy)) as target,
-    ):
+    with open_atomically(turn_files.path_of(folder, copy)) as target:
         for start, size in sorted({row[:2] for row in rows}):
-            source.seek(start)
-            frame = source.read(size)
+            frame = turn_files.read_frame(folder, name, start, size)
             if start in concerned:
-                turns = [row for row in turn_files.unpack(frame) if row["session"] not in sessions]
-                frame = turn_files.pack(SampledTurn(**row) for row in turns) if turns else b""
+                turns = turn_files.unpack(frame, f"{name} at byte {start}")
+                others = [turn for turn in turns if turn.session not in sessions]
+                frame = turn_files.pack(others) if others else b""
             if frame:
                 target.write(frame)
                 yield copy, end, len(frame), name, start

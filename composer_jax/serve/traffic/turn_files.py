@@ -10,7 +10,6 @@ import os
 import re
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import zstandard
 
@@ -29,9 +28,21 @@ def pack(turns: Iterable[SampledTurn]) -> bytes:
     return zstandard.ZstdCompressor(level=LEVEL, write_checksum=True).compress("".join(lines).encode())
 
 
-def unpack(frame: bytes) -> list[dict[str, Any]]:
-    """Returns the rows of a frame. Raises zstandard.ZstdError or ValueError for one that is not whole."""
-    return [json.loads(line) for line in zstandard.ZstdDecompressor().decompress(frame).splitlines()]
+def read_frame(folder: Path, name: str, start: int, size: int) -> bytes:
+    """Returns the bytes [start, start + size) of the file DAY/NNN. Raises FileNotFoundError if it was deleted."""
+    with path_of(folder, name).open("rb") as file:
+        file.seek(start)
+        return file.read(size)
+
+
+def unpack(frame: bytes, where: str) -> list[SampledTurn]:
+    """Returns the turns of a frame. Raises UserError, which says where it lies, for one that cannot be read."""
+    fields = {field.name for field in dataclasses.fields(SampledTurn)}
+    try:
+        rows = [json.loads(line) for line in zstandard.ZstdDecompressor().decompress(frame).splitlines()]
+        return [SampledTurn(**{name: row[name] for name in fields}) for row in rows]
+    except (zstandard.ZstdError, ValueError, KeyError) as error:
+        raise UserError(f"{where} cannot be read ({error}); restore it from a copy.") from error
 
 
 def path_of(folder: Path, name: str) -> Path:
@@ -61,14 +72,7 @@ def read_turns(folder: Path, frames: Iterable[tuple[str, int, int]], ids: Collec
 
     Raises FileNotFoundError for a file that was deleted meanwhile, and UserError for a frame that cannot be read.
     """
-    fields = {field.name for field in dataclasses.fields(SampledTurn)}
     for name, start, size in frames:
-        path = path_of(folder, name)
-        with path.open("rb") as file:
-            file.seek(start)
-            frame = file.read(size)
-        try:
-            rows = unpack(frame)
-        except (zstandard.ZstdError, ValueError) as error:
-            raise UserError(f"{path} cannot be read at byte {start} ({error}); restore it from a copy.") from error
-        yield from (SampledTurn(**{k: row[k] for k in fields}) for row in rows if row["id"] in ids)
+        frame = read_frame(folder, name, start, size)
+        turns = unpack(frame, f"{path_of(folder, name)} at byte {start}")
+        yield from (turn for turn in turns if turn.id in ids)

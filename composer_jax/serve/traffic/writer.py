@@ -159,7 +159,7 @@ class TrafficWriter:
                 retention.expire(self.folder, database, self.policy, self._expired)
                 with database:
                     self.run = int(database.execute("INSERT INTO runs (closed) VALUES (0)").lastrowid or 0)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             os.close(self._lock)
             raise UserError(f"{self.folder} cannot be written ({error}); choose another --traffic.") from error
         except BaseException:
@@ -233,7 +233,8 @@ class TrafficWriter:
             if self.queue_length > limits.queue_turns or self._queued_bytes > limits.queue_bytes:
                 self._drop({session})
                 self._log("the queue is full")
-            self._condition.notify()
+            if len(self._queue) >= limits.batch_turns:
+                self._condition.notify()
 
     def find_request(self, session: str) -> SessionRecord | None:
         """Returns the record of a session of which a turn waits to be written, or None."""

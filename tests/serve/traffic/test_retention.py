@@ -162,7 +162,7 @@ def test_a_broken_frame_is_a_sentence(fill, folder):
     fill()
     (file,) = folder.glob("turns/*/*")
     file.write_bytes(file.read_bytes()[:-3] + b"xyz")
-    with pytest.raises(UserError, match=r"cannot be read at byte \d+"):
+    with pytest.raises(UserError, match=r"at byte \d+ cannot be read"):
         TrafficFolder(folder).read("a2")
     file.unlink()
     with pytest.raises(UserError, match="is missing"):
