@@ -322,8 +322,6 @@ class TrafficWriter:
             return
         with database:
             database.execute("BEGIN IMMEDIATE")  # from here on nobody can forget a user whom the thread does not see
-            for (session,) in database.execute(retention.WAITING):
-                self._open.pop(session, None)
             for turn in self._batch:
                 if turn.session not in self._dropping and (opened := self._find_session(database, turn)) is not None:
                     rows.setdefault(opened.day, []).append(self._row(opened, turn))

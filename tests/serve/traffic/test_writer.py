@@ -1,5 +1,6 @@
 """What a server writes of its answers."""
 
+import asyncio
 import base64
 import dataclasses
 import hashlib
@@ -15,6 +16,10 @@ from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.engine import Sampler
+from composer_jax.serve.bodies import CompletionBody
+from composer_jax.serve.service import Client, ServerLimits, Service
+from composer_jax.serve.traffic.consent import TrafficHeaders
+from tests.serve.scripted_engine import ScriptedEngine
 from tests.serve.test_control import wait_until
 from tests.serve.traffic.conftest import QUICK, all_bytes, stored
 from tests.stages.base_model import NETWORK, weights
@@ -135,6 +140,25 @@ def test_of_a_stream_that_was_cut_is_stored_what_the_user_was_sent(served, text,
     assert cut.finish_reason == "cancelled" and len(cut.tokens) == len(cut.logprobs) == len(cut.raw_logprobs)
     assert seen == cut.tokens[: len(seen)] == long[: len(seen)] and 6 <= len(cut.tokens) < 150
     assert after.parent == cut.id and after.suffix == [7] and after.finish_reason == "length"
+
+
+def test_a_part_that_was_not_taken_is_not_stored(text, new_writer, folder):
+    long, writer = text.tokenizer.encode("word " * 200), new_writer()
+    service = Service(ScriptedEngine(lambda context: long, text.end_tokens), text, ServerLimits(), None, writer)
+    client, body = Client("key", "s", TrafficHeaders("training")), CompletionBody(prompt=[1], max_tokens=90)
+
+    async def take_three():
+        choices = service.submit([[1]], body, client, "cmpl-0")
+        events = service.stream(choices)
+        parts = [(await anext(events))[1].tokens for _ in range(3)]
+        while len(choices[0].handle.tokens) < 30:  # the engine goes on meanwhile
+            await asyncio.sleep(0)
+        await events.aclose()  # the third part was still being sent
+        return parts
+
+    parts = asyncio.run(take_three())
+    writer.close()
+    assert stored(folder)["s"].turns[0].tokens == parts[0] + parts[1] == long[: len(parts[0] + parts[1])]
 
 
 def test_a_whole_stream_is_stored_whole(served, text, folder):
