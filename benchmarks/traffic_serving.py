@@ -1,4 +1,4 @@
-"""What writing traffic costs a server: `python -m benchmarks.traffic_serving [--pairs=9] [--seconds=8]`.
+"""What writing traffic costs a server: `python -m benchmarks.traffic_serving [--pairs=9] [--seconds=7]`.
 
 Clients hold sessions of three turns with a server on the same machine, without `--traffic` and with it in turn: 100
 random tokens, 64 out, 32 more, 64 out, 32 more, 64 out, of the demo's network with random weights. Every user
@@ -124,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=16, help="clients at once (default: 16)")
     parser.add_argument("--pairs", type=int, default=9, help="runs without traffic and with it (default: 9)")
-    parser.add_argument("--seconds", type=float, default=8, help="of a run (default: 8)")
+    parser.add_argument("--seconds", type=float, default=7, help="of a run (default: 7)")
     parser.add_argument("--load", action="store_true", help=argparse.SUPPRESS)  # the clients, for servers on stdin
     o = parser.parse_args(argv)
 

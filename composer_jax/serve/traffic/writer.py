@@ -43,6 +43,8 @@ RETRY_SECONDS = 60.0
 SEAM = 64
 """Ids before a turn's suffix that are searched for secrets with it."""
 MOST_CAUSES = 100
+PAUSE_TURNS, PAUSE_SECONDS = 4, 0.001
+"""After so many turns the thread leaves the interpreter to others, so that a batch does not hold up streams."""
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "max_tokens")
 CLOSE_SECONDS = 30.0
 """The server waits so long at its end for what is queued."""
@@ -322,9 +324,11 @@ class TrafficWriter:
             return
         with database:
             database.execute("BEGIN IMMEDIATE")  # from here on nobody can forget a user whom the thread does not see
-            for turn in self._batch:
+            for i, turn in enumerate(self._batch, 1):
                 if turn.session not in self._dropping and (opened := self._find_session(database, turn)) is not None:
                     rows.setdefault(opened.day, []).append(self._row(opened, turn))
+                if i % PAUSE_TURNS == 0:
+                    time.sleep(PAUSE_SECONDS)
             for day, turns in rows.items():
                 frame = turn_files.pack(row for row, _ in turns)
                 name, at = self._ends.get(day) or self._find_end(database, day)
