@@ -36,12 +36,14 @@ VOCABULARY = 320
 
 
 async def hold_sessions(port: int, number: int, end: float, gaps: list[float]) -> int:
-    """Holds one session after the other until `end`; returns the tokens that came, and adds the gaps between events."""
+    """Holds sessions until `end`; returns the tokens that came until then, and adds the gaps between events."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     rng, tokens, session = np.random.default_rng(number), 0, 0
     while time.perf_counter() < end:
         prompt, session = rng.integers(16, VOCABULARY, FIRST).tolist(), session + 1
         for turn in range(TURNS):
+            if time.perf_counter() > end:
+                break
             body = {"prompt": prompt, "max_tokens": ANSWER, "seed": turn, "stream": True, "return_token_ids": True}
             data = json.dumps(body).encode()
             named = f"x-session-id: {number}-{session}\r\nx-consent: training\r\nx-user-id: {number}\r\n"
@@ -53,11 +55,12 @@ async def hold_sessions(port: int, number: int, end: float, gaps: list[float]) -
                     now = time.perf_counter()
                     gaps += [now - last] if last else []
                     last = now
-                    answer += json.loads(line[6:])["choices"][0]["token_ids"]
+                    part = json.loads(line[6:])["choices"][0]["token_ids"]
+                    answer += part
+                    tokens += len(part) if now < end else 0
             while line and line != b"0\r\n":  # the last chunk
                 line = await reader.readline()
             await reader.readline()
-            tokens += len(answer)
             prompt = [*prompt, *answer, *rng.integers(16, VOCABULARY, NEXT).tolist()]
     writer.close()
     return tokens
@@ -68,8 +71,7 @@ async def load(port: int, clients: int, seconds: float) -> dict[str, float]:
     gaps: list[float] = []
     started = time.perf_counter()
     tokens = await asyncio.gather(*(hold_sessions(port, i, started + seconds, gaps) for i in range(clients)))
-    rate = sum(tokens) / (time.perf_counter() - started)
-    return {"tokens_per_s": rate, "p99_ms": float(np.percentile(gaps, 99)) * 1e3}
+    return {"tokens_per_s": sum(tokens) / seconds, "p99_ms": float(np.percentile(gaps, 99)) * 1e3}
 
 
 async def measure(service: Service, clients: subprocess.Popen[str], seconds: float) -> dict[str, float]:
