@@ -43,6 +43,8 @@ def define(values):
         "Keeps the experts of every token, so that requests may ask for them.",
         flag_values=values,
     )
+    string("traffic", "", "Folder into which the turns of users who consent are written (docs/realtime.md).")
+    string("traffic_policy", "", "File with the policy of that folder, which the first start needs.")
     for axis in AXES:
         integer(axis, 1, f"Devices along mesh axis {axis}.")
     return ("checkpoint",)
@@ -54,6 +56,8 @@ def main(values):
             raise UserError(f"the key {key!r} is empty or begins or ends with a space; give one that is not.")
     if values.control_key and values.control_key in values.api_key:
         raise UserError("--control_key is also an --api_key; clients must not control the server.")
+    if values.traffic_policy and not values.traffic:
+        raise UserError("--traffic_policy is the policy of a traffic folder; give --traffic, too.")
     from composer_jax.stages.serve import ServeOptions, serve
 
     serve(
@@ -71,6 +75,8 @@ def main(values):
             cache_tokens=values.cache_tokens,
             drafts=values.drafts,
             returns_routing=values.return_routed_experts,
+            traffic=values.traffic,
+            traffic_policy=values.traffic_policy,
         ),
     )
 

@@ -59,6 +59,10 @@ class ServeOptions:
     drafts: str = ""
     returns_routing: bool = False
     """Requests may ask for the experts that computed their tokens."""
+    traffic: str = ""
+    """Folder into which the turns of users who consent are written; empty writes none."""
+    traffic_policy: str = ""
+    """File with the folder's policy; empty keeps that of the folder."""
 
 
 def serve(address: str, options: ServeOptions) -> None:
@@ -73,6 +77,7 @@ def serve(address: str, options: ServeOptions) -> None:
 
         from composer_jax.serve.app import new_app
         from composer_jax.serve.service import ServerLimits, Service
+        from composer_jax.serve.traffic.writer import TrafficWriter
     except ImportError as error:
         raise UserError(f"{error.name} is missing; pip install 'composer_jax[serve]'.") from error
     use_compilation_cache()
@@ -87,6 +92,9 @@ def serve(address: str, options: ServeOptions) -> None:
     config = sampler_config(options, checkpoint.config.max_context)
     leads = process_count() == 1 or is_first_process()
     listening = _listen(options.host, options.port) if leads else None
+    traffic = None
+    if listening is not None and options.traffic:
+        traffic = TrafficWriter(options.traffic, options.traffic_policy, text, keeps_routing=options.returns_routing)
     sampler = _new_sampler(checkpoint, text, options, config)
     if listening is None:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -96,7 +104,7 @@ def serve(address: str, options: ServeOptions) -> None:
 
     load = ServedWeights(sampler, checkpoint.config, options.dtype, mtp=options.drafts == "mtp")
     local = options.host in LOCAL and not options.api_keys
-    service = Service(sampler, text, ServerLimits(), load if process_count() == 1 else None)
+    service = Service(sampler, text, ServerLimits(), load if process_count() == 1 else None, traffic)
     app = new_app(service, options.api_keys, options.control_key, LOCAL if local else ())
     server = uvicorn.Server(
         uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=GRACE_SECONDS, server_header=False)
