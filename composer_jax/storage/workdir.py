@@ -157,7 +157,7 @@ class Workdir:
             return holder
         _make_folder(self.path)
         holder = f"{os.getpid()} {uuid.uuid4().hex[:8]}"
-        self._lock = _lock_folder(self.path, holder)
+        self._lock = lock_folder(self.path, holder)
         return holder
 
     def _release(self) -> None:
@@ -254,8 +254,14 @@ def _require_holder(path: Path, holder: str) -> None:
         )
 
 
-def _lock_folder(path: Path, holder: str) -> int:
-    """Locks the folder until the returned descriptor is closed or the process ends, by whatever means."""
+def lock_folder(path: Path, holder: str) -> int:
+    """Locks a folder until the returned descriptor is closed or the process ends, by whatever means.
+
+    holder: the content of the lock file, which begins with the id of the process.
+
+    Raises:
+      UserError: another process has locked the folder, or it cannot be written.
+    """
     try:
         lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
