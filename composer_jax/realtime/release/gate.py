@@ -1,8 +1,8 @@
 """Gate: whether a candidate may meet users, decided from two stored evaluations of the same suites.
 
-A suite passes if the candidate is not worse than the anchor by the margin, paired by task (`noninferiority`). All suites
-must pass; the level then stays what it is for one suite, because a candidate that is worse in any suite has to get
-through that one. Monitors are measures that must stay within a band around the anchor, whatever they mean.
+A suite passes if the candidate is not worse than the anchor by the margin, paired by task (`noninferiority`). All
+suites must pass; the level then stays what it is for one suite, because a candidate that is worse in any suite has to
+get through that one. Monitors are measures that must stay within a band around the anchor, whatever they mean.
 """
 
 import dataclasses
@@ -167,8 +167,9 @@ def _require_tasks(suites: Mapping[str, Mapping[str, Any]], rules: GateRules) ->
     promise = math.ceil(row["promised_margin"] * 1000) / 1000  # rounded up: this margin must be met
     needed = required_tasks(row["sd"], rules.margin, suites=len(suites), level=rules.level, power=rules.power)
     raise UserError(
-        f"suite {name!r} has {row['tasks']} tasks, whose differences have a standard deviation of {row['sd']:.2f}: they "
-        f"can promise a margin of {promise}, not {rules.margin}; give it {needed} tasks, or use --margin={promise}."
+        f"suite {name!r} has {row['tasks']} tasks, whose differences have a standard deviation of {row['sd']:.2f}: "
+        f"they can promise a margin of {promise}, not {rules.margin}; give it {needed} tasks, or use "
+        f"--margin={promise}."
     )
 
 
