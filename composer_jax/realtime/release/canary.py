@@ -8,7 +8,6 @@ import dataclasses
 import hashlib
 import json
 import math
-import urllib.error
 import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -80,7 +79,7 @@ class CanaryRules:
         if not 0 < self.alpha < 1 or self.planned_users < 1 or self.horizon_s <= 0 or self.harm < 0:
             raise UserError(
                 f"alpha={self.alpha}, planned_users={self.planned_users}, horizon_s={self.horizon_s}, harm={self.harm} "
-                "of a canary are out of range; use an alpha between 0 and 1, positive numbers, and a harm of at least 0."
+                "of a canary are out of range; use an alpha between 0 and 1, positive numbers, and no negative harm."
             )
 
 
@@ -191,6 +190,16 @@ def read_rows(file: str | Path) -> list[LabelRow]:
             )
         rows.append(row)
     return rows
+
+
+def read_service(router: str, timeout_s: float = 10.0) -> dict[str, ServiceSample]:
+    """Returns what the router saw of both arms in the last minutes. Raises a UserError if it does not answer."""
+    url = f"{router.rstrip('/')}/arms"
+    try:
+        with urllib.request.urlopen(url, timeout=timeout_s) as answer:
+            return {arm: ServiceSample(**sample) for arm, sample in json.loads(answer.read())["arms"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{url} is not the router of `launch.traffic route` ({error}); start it first.") from error
 
 
 def require_version(servers: Sequence[str], version: int, timeout_s: float = 10.0) -> None:

@@ -1,10 +1,13 @@
 """One step of a release at a time: what `launch.traffic` does with the release that is open."""
 
+import importlib.metadata
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from composer_jax.errors import UserError
+from composer_jax.git import read_git
 from composer_jax.realtime.release.canary import (
     CanaryRules,
     LabelRow,
@@ -16,6 +19,7 @@ from composer_jax.realtime.release.canary import (
 )
 from composer_jax.realtime.release.gate import GateRules, gate
 from composer_jax.realtime.release.releases import Release, ReleaseFolder, arms_of, pinned_versions, served_versions
+from composer_jax.storage.workdir import read_run_config
 
 EQUAL_WEIGHTS = {"verdict": "pass", "reasons": ["an A/A test: both arms have the same weights"]}
 
@@ -93,6 +97,27 @@ def refuse(folder: ReleaseFolder, reason: str) -> Release:
     if release.transitions[-2]["state"] != "trained":
         raise UserError(f"release {release.number} is held in its canary; roll it back.")
     return folder.move("failed", reason)
+
+
+def provenance(run: str | None) -> dict[str, str]:
+    """Returns what a release depends on beside weights: {"code"} and, of a run, {"config"}.
+
+    The code is the commit of a checkout, and the version of an installed package.
+
+    Raises:
+      UserError: `run` is not the folder of a run.
+    """
+    root = Path(__file__).parents[3]
+    if (root / ".git").exists():
+        code = read_git("rev-parse", "HEAD", cwd=root).decode().strip()
+    else:
+        code = importlib.metadata.version("composer_jax")
+    if run is None:
+        return {"code": code}
+    record = read_run_config(run)
+    if record is None:
+        raise UserError(f"{run} has no config.json; give the folder of a run.")
+    return {"code": code, "config": record["config_hash"]}
 
 
 def status(releases: Sequence[Release]) -> dict[str, Any]:
