@@ -8,7 +8,7 @@
     python -m launch.traffic status --workdir=runs/live
 
 begin opens a release of a version that exists in a folder of versions (rl.publish of a trainer); the version that
-serves makes it an A/A test, which comes before the first canary. gate compares two evaluations that launch.evaluate stored.
+serves makes it an A/A test, which comes before the first canary. gate compares two evaluations of launch.evaluate.
 canary starts, looks once at the labels so far, and goes on, waits, holds or rolls back; run it again and again. A held
 release goes on with --approve=REASON, or ends with gate --refuse=REASON. rollback publishes the weights that served
 before as a new version. Every command ends with a line of JSON on stdout.

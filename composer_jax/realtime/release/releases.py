@@ -24,14 +24,12 @@ from typing import Any, Protocol, Self
 
 from composer_jax.atomic_write import write_atomically
 from composer_jax.checkpoint.pinned_versions import pin_versions, require_version, restore_version, weights_hash
-from composer_jax.checkpoint.weight_chain import ChainFiles
+from composer_jax.checkpoint.weight_chain import ARMS, ChainFiles
 from composer_jax.errors import UserError
 from composer_jax.storage.workdir import lock_folder
 
 FORMAT = 1
 FOLDER = "releases"
-ARMS = "arms.json"
-"""Beside the versions of a chain: {"anchor": VERSION, "candidate": VERSION}, what the servers of each arm serve."""
 NEXT: Mapping[str, tuple[str, ...]] = {
     "collecting": ("labelled", "failed"),
     "labelled": ("trained", "failed"),
