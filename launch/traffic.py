@@ -1,4 +1,4 @@
-"""Releases of weights: gate, canary, rollback. docs/realtime.md has the whole way.
+"""Releases of weights: gate, canary, rollback, and the router between two servers. docs/realtime.md has the whole way.
 
     python -m launch.traffic begin --workdir=runs/live --weights=runs/live/weights --version=12 --serving=11
     python -m launch.traffic gate --workdir=runs/live --anchor=runs/a/stages/evaluate_after.json \\
@@ -6,12 +6,14 @@
     python -m launch.traffic canary --workdir=runs/live --labels=FILE --server=http://127.0.0.1:8001
     python -m launch.traffic rollback --workdir=runs/live --reason="users cannot undo"
     python -m launch.traffic status --workdir=runs/live
+    python -m launch.traffic route --workdir=runs/live --port=8000 --anchor=http://127.0.0.1:8001 \\
+        --candidate=http://127.0.0.1:8002
 
 begin opens a release of a version that exists in a folder of versions (rl.publish of a trainer); the version that
 serves makes it an A/A test, which comes before the first canary. gate compares two evaluations of launch.evaluate.
 canary starts, looks once at the labels so far, and goes on, waits, holds or rolls back; run it again and again. A held
 release goes on with --approve=REASON, or ends with gate --refuse=REASON. rollback publishes the weights that served
-before as a new version. Every command ends with a line of JSON on stdout.
+before as a new version. Every command but route ends with a line of JSON on stdout.
 """
 
 import getpass
@@ -25,8 +27,9 @@ from launch.json_result import print_json
 COMMANDS = {
     "begin": ("weights", "version", "serving", "learner", "run"),
     "gate": ("anchor", "candidate", "margin", "approve", "refuse"),
-    "canary": ("labels", "server", "horizon_s", "harm", "planned_users", "skip_aa", "approve"),
+    "canary": ("labels", "server", "router", "horizon_s", "harm", "planned_users", "skip_aa", "approve"),
     "rollback": ("to", "reason"),
+    "route": ("host", "port", "anchor", "candidate"),
     "status": (),
 }
 """Command -> the flags that it takes beside --workdir."""
@@ -42,8 +45,10 @@ def define(values):
     integer("serving", "begin: the version that serves now; the default is what the last release left.")
     string("learner", "begin: RUN/checkpoints/rl of the learner, whose optimizer goes back with the weights.")
     string("run", "begin: the run whose config the release names by its hash.")
-    string("anchor", "gate: RUN/stages/evaluate_WHICH.json of the version that serves.")
-    string("candidate", "gate: the same of the candidate.")
+    string(
+        "anchor", "gate: RUN/stages/evaluate_WHICH.json of the version that serves. route: the address of its server."
+    )
+    string("candidate", "gate: the same of the candidate. route: the address of its server.")
     number("margin", "gate: by which the candidate may be worse in no suite; the default is 0.03.")
     string("approve", "gate, canary: why a held release goes on.")
     string("refuse", "gate: why a held release ends.")
@@ -54,12 +59,15 @@ def define(values):
         "canary: a server of the candidate, which must have the version; may be repeated.",
         flag_values=values,
     )
+    string("router", "canary: the address of the router, which knows errors and latency of both arms.")
     number("horizon_s", "canary: the age of the labels in seconds, which a step takes at least; the default is 3600.")
     number("harm", "canary: an effect below minus this rolls back; the default is 0.")
     integer("planned_users", "canary: users after which the intervals are tightest; the default is 2000.")
     absl_flags.DEFINE_boolean("skip_aa", False, "canary: starts without an A/A test before.", flag_values=values)
     integer("to", "rollback: the version; the default is the anchor of the release.")
     string("reason", "rollback: why, for the records.")
+    string("host", "route: the address to listen on; the default is 127.0.0.1.")
+    integer("port", "route: the port to listen on; the default is 8000.")
     return ("workdir",)
 
 
@@ -70,6 +78,13 @@ def main(values, words):
     for name in (name for names in COMMANDS.values() for name in names):
         if values[name].present and name not in COMMANDS[command]:
             raise UserError(f"--{name} is not a flag of {command}; --help says what the commands take")
+    if command == "route":
+        from composer_jax.realtime.release.router import route
+
+        for name in ("anchor", "candidate"):
+            _require(values, name, "route")
+        route(values.workdir, values.anchor, values.candidate, values.host or "127.0.0.1", values.port or 8000)
+        return
     from composer_jax.realtime.release.releases import read_releases
     from composer_jax.realtime.release.steps import status
 
@@ -114,7 +129,7 @@ def _gate(folder, values):
 
 
 def _canary(folder, values):
-    from composer_jax.realtime.release.canary import CanaryRules, read_rows
+    from composer_jax.realtime.release.canary import CanaryRules, read_rows, read_service
     from composer_jax.realtime.release.steps import canary_step
 
     canary_step(
@@ -122,6 +137,7 @@ def _canary(folder, values):
         read_rows(values.labels) if values.labels else [],
         CanaryRules(**_given(values, "horizon_s", "harm", "planned_users")),
         servers=values.server,
+        service=read_service(values.router) if values.router else None,
         skip_aa=values.skip_aa,
     )
 
@@ -147,4 +163,4 @@ def _require(values, name, command):
 
 
 if __name__ == "__main__":
-    flags.run(main, define=define, arguments="begin|gate|canary|rollback|status", processes=hosts.NO_DEVICES)
+    flags.run(main, define=define, arguments="begin|gate|canary|rollback|status|route", processes=hosts.NO_DEVICES)

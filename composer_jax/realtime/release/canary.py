@@ -85,8 +85,8 @@ class CanaryRules:
 
 def arm_of(salt: str, user: str, fraction: float) -> Arm:
     """Returns the arm of a user: the candidate for `fraction` of all users, the same ones and more as it rises."""
-    digest = hashlib.sha256(f"{salt}\0{user}".encode()).digest()
-    return "candidate" if int.from_bytes(digest[:8]) % BUCKETS < round(fraction * BUCKETS) else "anchor"
+    digest = hashlib.sha256(f"{salt}:{user}".encode()).digest()
+    return "candidate" if int.from_bytes(digest[:4]) % BUCKETS < round(fraction * BUCKETS) else "anchor"
 
 
 def next_fraction(fraction: float, *, is_aa: bool) -> float | None:
