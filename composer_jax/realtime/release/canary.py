@@ -33,6 +33,8 @@ BUCKETS = 10_000
 ARM_SIZES_P = 0.001
 """Below it the arms do not have the sizes that they should, so users are not assigned as they should be."""
 ERROR_RATIO, ERROR_RATE, LATENCY_RATIO = 3.0, 0.01, 1.5
+LEAST_ERRORS, LEAST_REQUESTS = 5, 100
+"""Failed requests of the candidate, and requests of each arm, before the rules of errors and latency apply."""
 Arm = Literal["anchor", "candidate"]
 Decision = Literal["wait", "advance", "hold", "roll back"]
 
@@ -249,13 +251,14 @@ def _effect(
 
 def _service_reasons(service: Mapping[str, ServiceSample]) -> list[str]:
     """Returns why the candidate's server is worse than the anchor's beyond what is allowed."""
-    if not {"anchor", "candidate"} <= service.keys() or not service["candidate"].requests:
+    if not {"anchor", "candidate"} <= service.keys():
         return []
     anchor, candidate = service["anchor"], service["candidate"]
-    rate, baseline = candidate.errors / candidate.requests, anchor.errors / max(anchor.requests, 1)
+    rate, baseline = candidate.errors / max(candidate.requests, 1), anchor.errors / max(anchor.requests, 1)
     reasons = []
-    if rate > ERROR_RATE and rate > ERROR_RATIO * baseline:
+    if candidate.errors >= LEAST_ERRORS and rate > ERROR_RATE and rate > ERROR_RATIO * baseline:
         reasons.append(f"{rate:.1%} of the candidate's requests failed, and {baseline:.1%} of the anchor's")
-    if anchor.p95_s > 0 and candidate.p95_s > LATENCY_RATIO * anchor.p95_s:
-        reasons.append(f"the candidate's p95 latency is {candidate.p95_s:.1f} s, and the anchor's {anchor.p95_s:.1f} s")
+    enough = min(anchor.requests, candidate.requests) >= LEAST_REQUESTS
+    if enough and candidate.p95_s > LATENCY_RATIO * anchor.p95_s:
+        reasons.append(f"the candidate's p95 latency is {candidate.p95_s:.3g} s, and the anchor's {anchor.p95_s:.3g} s")
     return reasons

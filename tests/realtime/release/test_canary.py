@@ -102,6 +102,8 @@ def test_a_user_counts_once_with_the_first_arm():
         (ServiceSample(1000, 2, 2.9), "wait"),
         (ServiceSample(1000, 2, 3.1), "roll back"),
         (ServiceSample(0, 0, 0.0), "wait"),
+        (ServiceSample(3, 3, 9.0), "wait"),  # too few to say anything
+        (ServiceSample(8, 6, 9.0), "roll back"),
     ],
 )
 def test_errors_and_latency_go_back_without_statistics(candidate, decision):
