@@ -61,6 +61,7 @@ WITHOUT_JAX = (
     "evals.suite",
     "realtime.labels",
     "realtime.simulation",
+    "realtime.release",
 )
 JAX_WORLD = {"jax", "jaxlib", "flax", "optax", "orbax", "chex"}
 # The agent talks to whatever samples through one protocol.

@@ -130,7 +130,7 @@ async def _page(service: Service, request: Request, client: Client) -> Response:
 async def _health(service: Service, request: Request, client: Client) -> Response:
     if service.sampler.error is not None:
         raise ApiError(f"the engine has ended: {service.sampler.error}; restart the server.", status=503)
-    return JSONResponse({"status": "ok", **weights_of(service)})
+    return JSONResponse({"status": "ok", **weights_of(service), **service.health})
 
 
 async def _metrics(service: Service, request: Request, client: Client) -> Response:

@@ -87,6 +87,8 @@ class Service:
         self.created = int(time.time())
         self.records_sessions = False
         """Whether somebody can read the records."""
+        self.health: dict[str, Any] = {}
+        """What /health says beside the state of the engine and its weights."""
         self.updating = asyncio.Lock()
         """Held while new weights are loaded and installed."""
         self._active: Counter[str] = Counter()
