@@ -101,7 +101,9 @@ def serve(address: str, options: ServeOptions) -> None:
     listening = _listen(options.host, options.port) if leads else None
     traffic = None
     if listening is not None and options.traffic:
-        traffic = TrafficWriter(options.traffic, options.traffic_policy, text, keeps_routing=options.returns_routing)
+        traffic = TrafficWriter(
+            options.traffic, options.traffic_policy, text, arm=options.arm, keeps_routing=options.returns_routing
+        )
     sampler = _new_sampler(checkpoint, text, options, config)
     if listening is None:
         for number in (signal.SIGINT, signal.SIGTERM):

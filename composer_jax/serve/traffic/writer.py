@@ -138,19 +138,20 @@ class TrafficWriter:
         policy_file: str,
         text: TextProcessor,
         *,
+        arm: str = "",
         keeps_routing: bool = False,
         limits: TrafficLimits | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Opens the folder, repairs what a killed server left, and starts the thread.
 
-        policy_file: see claim_policy. clock: Unix seconds.
+        policy_file: see claim_policy. arm: of a canary, which this server serves. clock: Unix seconds.
 
         Raises UserError for a folder of another model or schema, without a consent text, with links that lead outside,
         or that another server writes into.
         """
         self.folder, self.limits, self.keeps_routing = Path(folder).absolute(), limits or TrafficLimits(), keeps_routing
-        self.counts, self._text, self._clock = TrafficCounts(), text, clock
+        self.counts, self._text, self._arm, self._clock = TrafficCounts(), text, arm, clock
         fingerprint = text_fingerprint(text)
         self._lock = _claim_folder(self.folder)
         try:
@@ -209,6 +210,7 @@ class TrafficWriter:
             hashed(f"repository {headers.repository}") if headers.repository else "",
             self.policy.organisation(key),
             self._clock(),
+            self._arm,
         )
         declared = hashlib.sha256(json.dumps(tools, sort_keys=True).encode()).hexdigest()[:16] if tools else ""
         return TurnRequest(record, consent, headers.kind, answer, declared, time.perf_counter())
