@@ -29,8 +29,8 @@ from typing import Any
 from benchmarks.seeded_runs import Row
 from composer_jax.atomic_write import write_atomically
 from composer_jax.observe.progress import Progress, hide_progress
-from composer_jax.realtime.labels.label import label
-from composer_jax.realtime.labels.signal import LabelContext
+from composer_jax.realtime.labels.label_sessions import label_sessions
+from composer_jax.realtime.labels.signal_types import LabelContext
 from composer_jax.realtime.labels.store import Label, LabelStore
 from composer_jax.realtime.simulation import SimulatedCycle, SimulatedPolicy, SimulatedText, SimulatedWorld
 
@@ -78,7 +78,7 @@ def _label(cycle: SimulatedCycle, database: sqlite3.Connection) -> Sequence[Labe
     """Labels a cycle when all of its sessions are old enough."""
     hide_progress()
     context = LabelContext(SimulatedText())
-    run = label(cycle, database, HORIZON_S, context=context, clock=lambda: cycle.all_aged)
+    run = label_sessions(cycle, database, HORIZON_S, context=context, clock=lambda: cycle.all_aged)
     hide_progress(False)
     return run.labels
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from composer_jax.errors import UserError
-from composer_jax.realtime.labels.label import label
-from composer_jax.realtime.labels.signal import LabelContext
+from composer_jax.realtime.labels.label_sessions import label_sessions
+from composer_jax.realtime.labels.signal_types import LabelContext
 from composer_jax.realtime.labels.window import GRACE_S
 from composer_jax.realtime.simulation import AGES_S, SimulatedCycle, SimulatedPolicy, SimulatedText, SimulatedWorld
 from composer_jax.serve.traffic.records import EVENT_FIELDS
@@ -26,7 +26,9 @@ def test_labels_at_one_age_are_unbiased_and_what_is_labelled_by_now_is_not():
     at_age, by_now, undone = [], [], []
     for seed in range(SEEDS):
         cycle = SimulatedCycle(world, policy, seed)
-        run = label(cycle, sqlite3.connect(":memory:"), H, context=LabelContext(SimulatedText()), clock=_aged(cycle))
+        run = label_sessions(
+            cycle, sqlite3.connect(":memory:"), H, context=LabelContext(SimulatedText()), clock=_aged(cycle)
+        )
         assert len(run.labels) == world.sessions
         kept = [one.signals["keep"].value for one in run.labels if one.signals["keep"].value is not None]
         at_age.append(statistics.fmean(kept) - cycle.expected_keep(H))
@@ -54,7 +56,8 @@ def test_a_label_run_at_any_later_time_gives_the_same_labels():
     cycle = SimulatedCycle(SimulatedWorld(sessions=50), SimulatedPolicy(), 5)
     due = cycle.ended.max() + 60 + H + GRACE_S
     early, later = (
-        label(cycle, sqlite3.connect(":memory:"), H, clock=lambda now=now: now) for now in (due, cycle.all_aged)
+        label_sessions(cycle, sqlite3.connect(":memory:"), H, clock=lambda now=now: now)
+        for now in (due, cycle.all_aged)
     )
     assert [(one.signals, one.reward) for one in early.labels] == [(one.signals, one.reward) for one in later.labels]
 

@@ -5,7 +5,14 @@ from collections.abc import Sequence
 
 from composer_jax.realtime.labels.edits import NO_CLIENT, delays, edited, keep
 from composer_jax.realtime.labels.judge import QUICK_S, FollowUp, JudgeError
-from composer_jax.realtime.labels.signal import ConversationText, LabelContext, Signal, censored, observed, undefined
+from composer_jax.realtime.labels.signal_types import (
+    ConversationText,
+    LabelContext,
+    Signal,
+    censored,
+    observed,
+    undefined,
+)
 from composer_jax.realtime.labels.window import events_of, main_turns
 from composer_jax.serve.traffic.records import SampledTurn, SessionTraffic
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from composer_jax.realtime.labels.signal import LabelContext, Signal, censored, observed, undefined
+from composer_jax.realtime.labels.signal_types import LabelContext, Signal, censored, observed, undefined
 from composer_jax.realtime.labels.window import events_of, main_turns
 from composer_jax.serve.traffic.records import Event, SessionTraffic
 

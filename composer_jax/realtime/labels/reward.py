@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from composer_jax.errors import UserError
 from composer_jax.realtime.labels.conversation import request_kind
-from composer_jax.realtime.labels.signal import ConversationText, Signal
+from composer_jax.realtime.labels.signal_types import ConversationText, Signal
 from composer_jax.realtime.labels.window import main_turns
 from composer_jax.serve.traffic.records import SessionTraffic
 

@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from composer_jax.realtime.labels.signal import Signal
+from composer_jax.realtime.labels.signal_types import Signal
 
 TABLE = """
 CREATE TABLE IF NOT EXISTS labels (
@@ -25,7 +25,7 @@ class Label:
     horizon: float
     """Age in seconds."""
     labeller: str
-    """Version of signals and weights (label.py)."""
+    """Version of signals and weights (label_sessions.py)."""
     judge: str
     """Version of the judge of follow-ups."""
     start: float

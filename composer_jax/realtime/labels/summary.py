@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 
 from composer_jax.observe.findings import Table, TableRow
-from composer_jax.realtime.labels.label import LabelRun
+from composer_jax.realtime.labels.label_sessions import LabelRun
 from composer_jax.realtime.labels.store import Label
 from composer_jax.serve.traffic.records import SessionRecord
 
@@ -138,7 +138,7 @@ def wilson(share: float, n: float) -> tuple[float, float]:
 
 
 def format_run(run: LabelRun, rows: Sequence[SignalSummary]) -> str:
-    """Returns what `label` did as lines to print: what was labelled and left out, and a table of the signals.
+    """Returns what `label_sessions` did as lines to print: what was labelled and left out, and a table of the signals.
 
     rows: of `summarize_labels`.
     """

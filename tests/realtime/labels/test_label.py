@@ -6,12 +6,12 @@ import sqlite3
 import pytest
 
 from composer_jax.errors import UserError
-from composer_jax.realtime.labels import label as labelling
+from composer_jax.realtime.labels import label_sessions as labelling
 from composer_jax.realtime.labels.judge import JudgeError, RuleJudge
-from composer_jax.realtime.labels.label import label
+from composer_jax.realtime.labels.label_sessions import label_sessions
 from composer_jax.realtime.labels.reward import BucketStatistics, RewardWeights, clip_reward, reward_terms
-from composer_jax.realtime.labels.signal import LabelContext, censored, observed, undefined
-from composer_jax.realtime.labels.signals import SIGNALS
+from composer_jax.realtime.labels.signal_table import SIGNALS
+from composer_jax.realtime.labels.signal_types import LabelContext, censored, observed, undefined
 from composer_jax.realtime.labels.store import LabelStore
 from composer_jax.realtime.labels.window import GRACE_S
 from composer_jax.realtime.simulation import SimulatedCycle, SimulatedPolicy, SimulatedWorld
@@ -58,10 +58,10 @@ DUE = 100 + H + GRACE_S
 
 def test_a_session_is_labelled_once_and_not_before_its_age(database):
     traffic = Traffic(played())
-    early = label(traffic, database, H, context=CONTEXT, clock=at(DUE - 1))
+    early = label_sessions(traffic, database, H, context=CONTEXT, clock=at(DUE - 1))
     assert (early.labels, early.waiting) == ([], 1)
-    first = label(traffic, database, H, context=CONTEXT, clock=at(DUE))
-    again = label(traffic, database, H, context=CONTEXT, clock=at(DUE + 9))
+    first = label_sessions(traffic, database, H, context=CONTEXT, clock=at(DUE))
+    again = label_sessions(traffic, database, H, context=CONTEXT, clock=at(DUE + 9))
     assert (len(first.labels), first.waiting, again.labels) == (1, 0, [])
     (stored,) = LabelStore(database).read(H)
     assert stored == first.labels[0]
@@ -73,9 +73,9 @@ def test_a_session_is_labelled_once_and_not_before_its_age(database):
 
 def test_other_ages_and_labellers_have_labels_of_their_own(database):
     traffic = Traffic(played())
-    label(traffic, database, H, context=CONTEXT, clock=at(DUE))
-    label(traffic, database, 600.0, context=CONTEXT, clock=at(DUE))
-    other = label(traffic, database, H, context=CONTEXT, weights=RewardWeights(keep=0.5), clock=at(DUE + 1))
+    label_sessions(traffic, database, H, context=CONTEXT, clock=at(DUE))
+    label_sessions(traffic, database, 600.0, context=CONTEXT, clock=at(DUE))
+    other = label_sessions(traffic, database, H, context=CONTEXT, weights=RewardWeights(keep=0.5), clock=at(DUE + 1))
     store = LabelStore(database)
     assert store.horizons() == [600.0, H]
     assert store.newest_labeller(H) == other.labeller
@@ -84,7 +84,7 @@ def test_other_ages_and_labellers_have_labels_of_their_own(database):
 
 def test_forgotten_sessions_get_no_label(database):
     traffic = Traffic(played("a"), played("b"), forgotten={"a"})
-    run = label(traffic, database, H, context=CONTEXT, clock=at(DUE))
+    run = label_sessions(traffic, database, H, context=CONTEXT, clock=at(DUE))
     assert ([one.session for one in run.labels], run.forgotten) == (["b"], 1)
 
 
@@ -110,7 +110,7 @@ class Withdrawing(Traffic):
 
 @pytest.mark.parametrize("read", [False, True])
 def test_a_user_who_withdraws_meanwhile_leaves_no_label(database, read):
-    run = label(Withdrawing(played(), read=read), database, H, context=CONTEXT, clock=at(DUE))
+    run = label_sessions(Withdrawing(played(), read=read), database, H, context=CONTEXT, clock=at(DUE))
     assert (run.labels, run.forgotten, LabelStore(database).read(H)) == ([], 1, [])
 
 
@@ -121,18 +121,18 @@ class Damaged(Traffic):
 
 def test_a_session_that_cannot_be_read_is_an_error(database):
     with pytest.raises(UserError, match="turns/000"):
-        label(Damaged(played()), database, H, clock=at(DUE))
+        label_sessions(Damaged(played()), database, H, clock=at(DUE))
 
 
 def test_a_session_that_spans_an_update_says_so(database):
     traffic = Traffic(session([turn("a1", 100, "Fix it", version=4), turn("a2", 200, version=5)]))
-    assert label(traffic, database, H, clock=at(9 * H)).labels[0].version == "4-5"
+    assert label_sessions(traffic, database, H, clock=at(9 * H)).labels[0].version == "4-5"
 
 
 def test_a_killed_run_is_continued_with_the_same_labels(database, monkeypatch):
     cycle = SimulatedCycle(SimulatedWorld(sessions=60, users=20), SimulatedPolicy(), 3)
     clock = lambda: cycle.all_aged  # noqa: E731
-    whole = label(cycle, sqlite3.connect(":memory:"), H, context=CONTEXT, clock=clock)
+    whole = label_sessions(cycle, sqlite3.connect(":memory:"), H, context=CONTEXT, clock=clock)
     monkeypatch.setattr(labelling, "AT_ONCE", 10)
     insert, calls = LabelStore.insert, []
 
@@ -144,9 +144,9 @@ def test_a_killed_run_is_continued_with_the_same_labels(database, monkeypatch):
 
     monkeypatch.setattr(LabelStore, "insert", fail_later)
     with pytest.raises(KeyboardInterrupt):
-        label(cycle, database, H, context=CONTEXT, clock=clock)
+        label_sessions(cycle, database, H, context=CONTEXT, clock=clock)
     assert len(LabelStore(database).read(H)) == 30
-    rest = label(cycle, database, H, context=CONTEXT, clock=clock)
+    rest = label_sessions(cycle, database, H, context=CONTEXT, clock=clock)
     assert len(rest.labels) == 30
     assert LabelStore(database).read(H) == sorted(whole.labels, key=lambda one: one.session)
 
@@ -154,11 +154,11 @@ def test_a_killed_run_is_continued_with_the_same_labels(database, monkeypatch):
 @pytest.mark.parametrize("options", [{"retention_days": 0.08}, {"grace": -1.0}])
 def test_a_horizon_that_sessions_do_not_reach(database, options):
     with pytest.raises(UserError):
-        label(Traffic(), database, H, **options)
+        label_sessions(Traffic(), database, H, **options)
     for horizon in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(UserError):
-            label(Traffic(), database, horizon)
-    label(Traffic(), database, H, retention_days=0.09)
+            label_sessions(Traffic(), database, horizon)
+    label_sessions(Traffic(), database, H, retention_days=0.09)
 
 
 class BrokenJudge:
@@ -182,13 +182,13 @@ def test_a_judge_that_never_answers_ends_the_run_before_a_label_is_made(database
     cycle = talkative(labelling.JUDGE_FAILURES * 2)
     context = LabelContext(TEXT, BrokenJudge())
     with pytest.raises(UserError, match="no route"):
-        label(cycle, database, H, context=context, clock=lambda: cycle.all_aged)
+        label_sessions(cycle, database, H, context=context, clock=lambda: cycle.all_aged)
     assert LabelStore(database).read(H) == []
 
 
 def test_a_judge_that_fails_now_and_then_censors(database):
     cycle = talkative(40)
-    run = label(cycle, database, H, context=LabelContext(TEXT, BrokenJudge(2)), clock=lambda: cycle.all_aged)
+    run = label_sessions(cycle, database, H, context=LabelContext(TEXT, BrokenJudge(2)), clock=lambda: cycle.all_aged)
     states = [one.signals["follow_up"].state for one in run.labels]
     assert states.count("censored") == 20
     for one in run.labels:
@@ -250,7 +250,7 @@ def test_own_weights_and_costs():
 
 def test_an_unknown_weight_is_refused(database):
     with pytest.raises(UserError, match="smiles"):
-        label(Traffic(), database, H, weights=RewardWeights(own={"smiles": 1.0}))
+        label_sessions(Traffic(), database, H, weights=RewardWeights(own={"smiles": 1.0}))
 
 
 def test_one_user_cannot_push_a_reward_beyond_the_limit(database):
@@ -259,5 +259,5 @@ def test_one_user_cannot_push_a_reward_beyond_the_limit(database):
     forged += [event("commit", 160, added_kept=10**9), measured(100 + H, added=10**9, added_kept=10**9)]
     attacker = session([turn("a1", 100, "Fix it")], forged, name="x")
     weights = RewardWeights(own={"thumb": 1.0, "edit_weight": 1.0})
-    run = label(Traffic(attacker, played()), database, H, context=CONTEXT, weights=weights, clock=at(DUE))
+    run = label_sessions(Traffic(attacker, played()), database, H, context=CONTEXT, weights=weights, clock=at(DUE))
     assert all(abs(one.reward) <= weights.limit for one in run.labels)

@@ -6,8 +6,8 @@ import pytest
 
 from composer_jax.errors import UserError
 from composer_jax.realtime.labels.judge import JudgeError
-from composer_jax.realtime.labels.signal import ChatText, LabelContext, Signal, observed
-from composer_jax.realtime.labels.signals import SIGNALS, measure_signals, resolve_signals
+from composer_jax.realtime.labels.signal_table import SIGNALS, measure_signals, resolve_signals
+from composer_jax.realtime.labels.signal_types import ChatText, LabelContext, Signal, observed
 from composer_jax.realtime.simulation import CALL
 from tests.data.formats import NAMES, format_of
 from tests.realtime.labels.sessions import TEXT, H, event, measured, session, turn

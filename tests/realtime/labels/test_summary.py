@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from composer_jax.realtime.labels.signal import censored, observed, undefined
+from composer_jax.realtime.labels.signal_types import censored, observed, undefined
 from composer_jax.realtime.labels.store import Label
 from composer_jax.realtime.labels.summary import (
     clustered_interval,

@@ -19,8 +19,8 @@ from composer_jax.realtime.labels.reward import (
     clip_reward,
     reward_terms,
 )
-from composer_jax.realtime.labels.signal import LabelContext, Signal
-from composer_jax.realtime.labels.signals import SignalFunction, measure_signals, resolve_signals
+from composer_jax.realtime.labels.signal_table import SignalFunction, measure_signals, resolve_signals
+from composer_jax.realtime.labels.signal_types import LabelContext, Signal
 from composer_jax.realtime.labels.store import Label, LabelStore
 from composer_jax.realtime.labels.window import GRACE_S, label_window
 from composer_jax.serve.traffic.records import SessionRecord, SessionTraffic
@@ -46,7 +46,7 @@ class TrafficReader(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class LabelRun:
-    """What one call of `label` did."""
+    """What one call of `label_sessions` did."""
 
     labels: Sequence[Label]
     """The new ones."""
@@ -90,7 +90,7 @@ class _WatchedJudge:
         return vote
 
 
-def label(
+def label_sessions(
     traffic: TrafficReader,
     database: sqlite3.Connection,
     horizon: float,
