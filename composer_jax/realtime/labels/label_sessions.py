@@ -37,7 +37,7 @@ JUDGE_FAILURES = 20
 class TrafficReader(Protocol):
     """A folder of traffic."""
 
-    def sessions(self, *, opened_before: float | None = None) -> list[SessionRecord]: ...
+    def sessions(self) -> list[SessionRecord]: ...
 
     def read(self, session: str) -> SessionTraffic: ...
 
@@ -131,6 +131,8 @@ def label_sessions(
     forgotten = 0
     with Progress(len(records), "sessions", "signals") as progress:
         for record in records:
+            if now < record.opened + horizon + grace:
+                continue  # a session without any activity is the oldest that it can be
             if (session := _read(traffic, record.session)) is None:
                 forgotten += 1
             elif one := _measure(session, functions, horizon, grace, watched, now):

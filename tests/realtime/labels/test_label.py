@@ -27,7 +27,7 @@ class Traffic:
         self._by_name = {one.record.session: one for one in traffic}
         self._forgotten = forgotten
 
-    def sessions(self, *, opened_before=None):
+    def sessions(self):
         return [one.record for one in self._by_name.values()]
 
     def read(self, name):
@@ -95,7 +95,7 @@ class Withdrawing(Traffic):
         super().__init__(*traffic)
         self._is_read, self._gone = read, False
 
-    def sessions(self, *, opened_before=None):
+    def sessions(self):
         return [] if self._gone else super().sessions()
 
     def read(self, name):
