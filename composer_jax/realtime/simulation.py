@@ -281,6 +281,8 @@ class SimulatedCycle:
 class SimulatedText:
     """Reads the ids of simulated turns, which are the bytes of their text."""
 
+    version = "simulated"
+
     def answer(self, tokens: Sequence[int]) -> tuple[str, int]:
         text = bytes(tokens).decode()
         return text.replace(CALL, ""), text.count(CALL)

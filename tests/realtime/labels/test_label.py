@@ -13,7 +13,7 @@ from composer_jax.realtime.labels.reward import BucketStatistics, RewardWeights,
 from composer_jax.realtime.labels.signal_table import SIGNALS
 from composer_jax.realtime.labels.signal_types import LabelContext, censored, observed, undefined
 from composer_jax.realtime.labels.store import LabelStore
-from composer_jax.realtime.labels.window import GRACE_S
+from composer_jax.realtime.labels.window import GRACE_S, WRITE_MARGIN_S
 from composer_jax.realtime.simulation import SimulatedCycle, SimulatedPolicy, SimulatedWorld
 from tests.realtime.labels.sessions import OPENED, TEXT, H, event, measured, session, turn
 
@@ -53,7 +53,7 @@ def at(time):
     return lambda: OPENED + time
 
 
-DUE = 100 + H + GRACE_S
+DUE = 100 + H + GRACE_S + WRITE_MARGIN_S
 
 
 def test_a_session_is_labelled_once_and_not_before_its_age(database):
