@@ -1,37 +1,37 @@
-"""Labels all sessions that are old enough: traffic -> signals at one age -> rewards -> the table of labels."""
+"""Labels all sessions that are old enough: traffic -> signals at one age -> the table of labels."""
 
 import dataclasses
 import hashlib
-import json
 import math
 import sqlite3
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Protocol
 
 from composer_jax.errors import UserError
 from composer_jax.observe.progress import Progress
-from composer_jax.realtime.labels.judge import FollowUp, FollowUpJudge, JudgeError
-from composer_jax.realtime.labels.reward import (
-    BucketStatistics,
-    RewardWeights,
-    bucket_of,
-    clip_reward,
-    reward_terms,
-)
+from composer_jax.realtime.labels.judge import FollowUp, FollowUpJudge, JudgeUnavailable
+from composer_jax.realtime.labels.reward import bucket_of
 from composer_jax.realtime.labels.signal_table import SignalFunction, measure_signals, resolve_signals
-from composer_jax.realtime.labels.signal_types import LabelContext, Signal
+from composer_jax.realtime.labels.signal_types import LabelContext, OnceDecoded
 from composer_jax.realtime.labels.store import Label, LabelStore
 from composer_jax.realtime.labels.window import GRACE_S, label_window
 from composer_jax.serve.traffic.records import SessionRecord, SessionTraffic
 
 LABELLER_VERSION = 1
-"""Raised when the meaning of a signal or of the reward changes."""
+"""Raised when the meaning of a signal changes."""
 DAY_S = 86_400.0
-AT_ONCE = 200
-"""Labels of one transaction."""
+AT_ONCE = 50
+"""Labels of one transaction: a run that is killed loses the judge's work on so many."""
+THREADS = 8
+"""Sessions whose judge is asked at once."""
 JUDGE_FAILURES = 20
-"""After so many failures of the judge in a row nothing is labelled, because labels are made once."""
+"""The run ends after so many sessions in a row whose judge cannot be asked."""
+JUDGE_WAIT_S = DAY_S
+"""A session whose judge cannot be asked is labelled without its votes so long after it was due."""
 
 
 class TrafficReader(Protocol):
@@ -49,45 +49,74 @@ class LabelRun:
     """What one call of `label_sessions` did."""
 
     labels: Sequence[Label]
-    """The new ones."""
+    """The new ones, as they are stored."""
     waiting: int
     """Sessions that are not old enough yet."""
+    unjudged: int
+    """Sessions that wait for a judge that could not be asked."""
     forgotten: int
     """Sessions whose user withdrew, or that were deleted meanwhile."""
     labeller: str
 
 
-@dataclasses.dataclass(frozen=True)
-class _Measured:
-    """A session between its signals and its reward."""
-
-    session: str
-    start: float
-    late: int
-    bucket: str
-    versions: tuple[int, ...]
-    signals: Mapping[str, Signal]
-
-
-class _WatchedJudge:
-    """A judge whose failures in a row end the run."""
+class _SessionJudge:
+    """The judge of one session, which is not asked again after it could not be asked."""
 
     def __init__(self, judge: FollowUpJudge) -> None:
-        self._judge, self._failures, self.version = judge, 0, judge.version
+        self._judge, self.version = judge, judge.version
+        self.answers = 0
+        self.failure: JudgeUnavailable | None = None
 
     def vote(self, follow_up: FollowUp) -> int:
+        if self.failure:
+            raise self.failure
         try:
             vote = self._judge.vote(follow_up)
-        except JudgeError as error:
-            self._failures += 1
-            if self._failures >= JUDGE_FAILURES:
-                raise UserError(
-                    f"{error}, {JUDGE_FAILURES} times in a row; nothing was labelled, because labels are made once: "
-                    "start the judge and label again, or use the rules."
-                ) from error
+        except JudgeUnavailable as error:
+            self.failure = error
             raise
-        self._failures = 0
+        self.answers += 1
         return vote
+
+
+@dataclasses.dataclass(frozen=True)
+class _Labeller:
+    """Makes the label of one session."""
+
+    functions: Mapping[str, SignalFunction]
+    horizon: float
+    grace: float
+    context: LabelContext
+    version: str
+    now: float
+
+    def label(self, traffic: SessionTraffic) -> tuple[Label | None, _SessionJudge]:
+        """Returns the label, or None for a session that is not old enough or not judged, and the session's judge."""
+        judge = _SessionJudge(self.context.judge)
+        window = label_window(traffic, self.horizon, self.grace)
+        if self.now < window.due:
+            return None, judge
+        text = OnceDecoded(self.context.text) if self.context.text else None
+        context = dataclasses.replace(self.context, text=text, judge=judge)
+        signals = measure_signals(self.functions, window.traffic, self.horizon, context)
+        if judge.failure and self.now < window.due + JUDGE_WAIT_S:
+            return None, judge
+        versions = {version for turn in window.traffic.turns for version in turn.versions}
+        label = Label(
+            session=traffic.record.session,
+            user=traffic.record.user,
+            horizon=self.horizon,
+            labeller=self.version,
+            judge=judge.version,
+            start=window.start,
+            made=self.now,
+            bucket=bucket_of(window.traffic, text),
+            first_version=min(versions, default=None),
+            last_version=max(versions, default=None),
+            late=window.late,
+            signals=signals,
+        )
+        return label, judge
 
 
 def label_sessions(
@@ -96,7 +125,6 @@ def label_sessions(
     horizon: float,
     *,
     context: LabelContext | None = None,
-    weights: RewardWeights | None = None,
     own_signals: Mapping[str, str] | None = None,
     retention_days: float = math.inf,
     grace: float = GRACE_S,
@@ -105,58 +133,55 @@ def label_sessions(
     """Labels every session that is old enough and has no such label; returns what was done.
 
     A session is old enough `horizon + grace` after its last edit or answer, so that all labels of a horizon are made at
-    one age and see the same hours of events. Rewards are relative to the buckets of these sessions and of those that
-    this labeller has labelled before at this horizon. The next run after one that was killed makes the labels that are
-    missing: the same ones, unless more sessions have become old enough.
+    one age and see the same hours of events. The next run after one that was killed makes the labels that are missing.
 
     Args:
       traffic: where sessions are read from. database: where labels are stored.
       horizon: age in seconds.
-      own_signals: name -> import path of a user's own signals.
+      own_signals: name -> import path of a user's own signals, which several threads call.
       retention_days: after which the folder deletes a session.
       grace: seconds that events may arrive after the horizon.
 
-    Raises UserError for a horizon that is no age or longer than the retention, and for a judge that never answers.
+    Raises UserError for a horizon that is not positive or longer than the retention, and for a judge that cannot be
+    asked for JUDGE_FAILURES sessions in a row; labels of earlier sessions are stored then.
     """
-    context, weights, own = context or LabelContext(), weights or RewardWeights(), own_signals or {}
+    context, own, now = context or LabelContext(), own_signals or {}, clock()
     check_horizon(horizon, grace, retention_days)
-    functions, store, now = resolve_signals(own), LabelStore(database), clock()
-    if unknown := [name for name in weights.own if name not in functions]:
-        raise UserError(f"the weight own.{unknown[0]} is of no signal; use one of {', '.join(functions)}.")
-    labeller = labeller_version(context, weights, own, grace)
-    done, earlier = store.labelled(horizon, labeller), store.read(horizon, labeller)
-    records = [record for record in traffic.sessions() if record.session not in done]
-    watched = dataclasses.replace(context, judge=_WatchedJudge(context.judge))
-    measured: list[_Measured] = []
-    forgotten = 0
-    with Progress(len(records), "sessions", "signals") as progress:
-        for record in records:
-            if now < record.opened + horizon + grace:
-                continue  # a session without any activity is the oldest that it can be
-            if (session := _read(traffic, record.session)) is None:
-                forgotten += 1
-            elif one := _measure(session, functions, horizon, grace, watched, now):
-                measured.append(one)
-            progress.update(labelled=len(measured))
-    statistics = BucketStatistics(
-        [(one.bucket, one.signals) for one in earlier] + [(one.bucket, one.signals) for one in measured]
-    )
-    labels = [_reward(one, weights, statistics, horizon, labeller, context.judge.version, now) for one in measured]
-    with Progress(len(labels), "labels", "rewards") as progress:
-        for first in range(0, len(labels), AT_ONCE):
-            batch = labels[first : first + AT_ONCE]
-            store.insert(batch, traffic.is_forgotten)
-            progress.update(len(batch))
-    stored = store.labelled(horizon, labeller)
-    new = [one for one in labels if one.session in stored]  # without those that were forgotten meanwhile
-    waiting = len(records) - forgotten - len(measured)
-    return LabelRun(new, waiting, forgotten + len(labels) - len(new), labeller)
+    functions, store = resolve_signals(own), LabelStore(database)
+    labeller = _Labeller(functions, horizon, grace, context, labeller_version(context, own, grace), now)
+    labelled = store.labelled(horizon, labeller.version)
+    records = [record for record in traffic.sessions() if record.session not in labelled]
+    # A session without any activity is the oldest that it can be.
+    candidates = [record.session for record in records if now >= record.opened + horizon + grace]
+    names: set[str] = set()
+    forgotten = unjudged = failures = 0
+    with Progress(len(candidates), "sessions", "labels") as progress, ThreadPoolExecutor(THREADS) as pool:
+        for first in range(0, len(candidates), AT_ONCE):
+            chunk = candidates[first : first + AT_ONCE]
+            sessions = [session for name in chunk if (session := _read(traffic, name))]
+            forgotten += len(chunk) - len(sessions)
+            labels: list[Label] = []
+            for label, judge in pool.map(labeller.label, sessions):
+                labels += [label] if label else []
+                unjudged += judge.failure is not None and label is None
+                failures = failures + 1 if judge.failure else 0 if judge.answers else failures
+                if judge.failure and failures >= JUDGE_FAILURES:
+                    raise UserError(
+                        f"{judge.failure}, {failures} sessions in a row; start the judge and label again, or use the "
+                        f"rules. {len(names)} sessions were labelled before."
+                    ) from judge.failure
+            store.insert(labels, traffic.is_forgotten)
+            names |= {label.session for label in labels}
+            progress.update(len(chunk), labelled=len(names))
+    new = [label for label in store.read(horizon, labeller.version) if label.session in names]
+    waiting = len(records) - forgotten - unjudged - len(names)
+    return LabelRun(new, waiting, unjudged, forgotten + len(names) - len(new), labeller.version)
 
 
 def check_horizon(horizon: float, grace: float, retention_days: float) -> None:
-    """Raises UserError for a horizon that is no age, or that sessions do not reach before they are deleted."""
+    """Raises UserError for a horizon that is not positive, or that sessions do not reach before they are deleted."""
     if not (math.isfinite(horizon) and horizon > 0 and math.isfinite(grace) and grace >= 0):
-        raise UserError(f"a horizon of {horizon} s with a grace of {grace} s is no age; use positive numbers.")
+        raise UserError(f"a horizon of {horizon} s with a grace of {grace} s is out of range; use positive numbers.")
     if horizon + grace >= retention_days * DAY_S:
         raise UserError(
             f"a horizon of {horizon / DAY_S:.3g} days and a grace of {grace / DAY_S:.3g} are longer than the retention "
@@ -164,11 +189,19 @@ def check_horizon(horizon: float, grace: float, retention_days: float) -> None:
         )
 
 
-def labeller_version(context: LabelContext, weights: RewardWeights, own: Mapping[str, str], grace: float) -> str:
-    """Returns a labeller's version, which follows from weights, own signals, judge, grace, and whether it has text."""
-    parts = (dataclasses.asdict(weights), dict(own), context.judge.version, grace, context.text is not None)
-    digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+def labeller_version(context: LabelContext, own: Mapping[str, str], grace: float) -> str:
+    """Returns a labeller's version, which follows from own signals and their files, judge, text's format, and grace."""
+    text = context.text.version if context.text else None
+    functions = resolve_signals(own)
+    signals = [(name, path, _file_hash(functions[name])) for name, path in sorted(own.items())]
+    digest = hashlib.sha256(repr((signals, context.judge.version, grace, text)).encode()).hexdigest()
     return f"{LABELLER_VERSION}-{digest[:8]}"
+
+
+def _file_hash(function: SignalFunction) -> str:
+    """Returns a hash of the file of a user's signal; empty for one that is built in."""
+    file = getattr(sys.modules.get(getattr(function, "__module__", "")), "__file__", None)
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ""
 
 
 def _read(traffic: TrafficReader, session: str) -> SessionTraffic | None:
@@ -181,53 +214,3 @@ def _read(traffic: TrafficReader, session: str) -> SessionTraffic | None:
         if any(record.session == session for record in traffic.sessions()):
             raise
         return None
-
-
-def _measure(
-    traffic: SessionTraffic,
-    functions: Mapping[str, SignalFunction],
-    horizon: float,
-    grace: float,
-    context: LabelContext,
-    now: float,
-) -> _Measured | None:
-    """Returns the signals of a session; None if it is not old enough."""
-    window = label_window(traffic, horizon, grace)
-    if now < window.due:
-        return None
-    seen = window.traffic
-    return _Measured(
-        seen.record.session,
-        window.start,
-        window.late,
-        bucket_of(seen, context.text),
-        tuple(sorted({version for turn in seen.turns for version in turn.versions})),
-        measure_signals(functions, seen, horizon, context),
-    )
-
-
-def _reward(
-    one: _Measured,
-    weights: RewardWeights,
-    statistics: BucketStatistics,
-    horizon: float,
-    labeller: str,
-    judge: str,
-    now: float,
-) -> Label:
-    terms = reward_terms(weights, one.signals, one.bucket, statistics)
-    return Label(
-        session=one.session,
-        horizon=horizon,
-        labeller=labeller,
-        judge=judge,
-        start=one.start,
-        made=now,
-        bucket=one.bucket,
-        first_version=one.versions[0] if one.versions else None,
-        last_version=one.versions[-1] if one.versions else None,
-        late=one.late,
-        reward=clip_reward(terms, weights.limit),
-        terms=terms,
-        signals=one.signals,
-    )
