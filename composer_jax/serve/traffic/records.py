@@ -82,9 +82,10 @@ class SampledTurn:
     cached: int
     """Tokens of the prompt that were in the cache."""
     has_secret: bool
-    """Whether a sampled token is part of a secret. Such a turn is never trained."""
+    """Whether the text of its tokens or of its prompt has a secret or an e-mail address. Never trained then."""
     routing: str | None = None
-    """Experts of every token as base64 of a NumPy file (serve/token_details.py); None where replay is off."""
+    """Experts of the tokens from the last one of the parent on (of a root: of all), as base64 of a NumPy file
+    (serve/token_details.py); None where replay is off, and for a stream that was cut."""
 
 
 EventKind = Literal[
