@@ -3,18 +3,24 @@
 Prints from the rows of docs/data/traffic.json what has been measured, and measures only rows that are missing, or all
 of them with --fresh. A row is one function of MEASURES. Prints progress on stderr and, as the last line of stdout, one
 JSON object:
-    label_bias_z        mean over 20 seeds of (kept lines of the labels at one age - their expectation in closed form),
-                        in standard errors over the seeds; label_bias is the mean itself
-    by_now_z, by_now    the same for the control that takes what is known at the end of the cycle: reverts at once,
-                        edits that survive only when they are old enough
-    labels_per_s        sessions labelled per second on one core, with all signals and the rules as judge
-    users, sessions     of the simulated cycles
+    label_bias_z        mean over 20 seeds of (kept lines of the labels - their expectation in closed form), in standard
+                        errors over the seeds; label_bias is the mean itself. Labels are made every ten minutes by runs
+                        that see only what has arrived
+    by_now_z, by_now    the same for one run at the end of the cycle that takes every session for old enough: a revert
+                        counts 0 as soon as it is known, kept edits count when they have been measured. In its cycles no
+                        measurement is lost
+    changed             sessions that have another label from one late run
+    labels_per_s        sessions labelled per second on one core in that run, with all signals and the rules as judge
+    user_cycles         users of every cycle, summed over the cycles
+    sessions            of the simulated cycles
     label_kills         kill -9 of a process that labels, a new one each time
     lost                sessions without a label, or with another one than an undisturbed run makes, after the kills
 """
 
 import argparse
+import dataclasses
 import json
+import math
 import shutil
 import sqlite3
 import statistics
@@ -29,10 +35,13 @@ from typing import Any
 from benchmarks.seeded_runs import Row
 from composer_jax.atomic_write import write_atomically
 from composer_jax.observe.progress import Progress, hide_progress
-from composer_jax.realtime.labels.label import label
-from composer_jax.realtime.labels.signal import LabelContext
+from composer_jax.realtime.labels.label_sessions import label_sessions
+from composer_jax.realtime.labels.signal_table import SIGNALS
+from composer_jax.realtime.labels.signal_types import LabelContext, Signal, observed
 from composer_jax.realtime.labels.store import Label, LabelStore
+from composer_jax.realtime.labels.window import events_of
 from composer_jax.realtime.simulation import SimulatedCycle, SimulatedPolicy, SimulatedText, SimulatedWorld
+from composer_jax.serve.traffic.records import SessionTraffic
 
 ROWS = Path("docs/data/traffic.json")
 HORIZON_S = 3600.0
@@ -44,19 +53,25 @@ KILLS = 10
 
 
 def measure_labels() -> Row:
-    """Labels the cycles of all seeds at one age and compares them with the expectation, and the control with it."""
-    at_age, by_now, users, sessions, seconds = [], [], 0, 0, 0.0
+    """Labels all cycles every ten minutes; compares with the expectation, with one late run, and with a control."""
+    at_age, by_now, users, sessions, changed, seconds = [], [], 0, 0, 0, 0.0
     with Progress(SEEDS, "cycles", "labels at one age") as progress:
         for seed in range(SEEDS):
             cycle = SimulatedCycle(WORLD, SimulatedPolicy(), seed)
-            began = time.perf_counter()
-            labels = _label(cycle, sqlite3.connect(":memory:"))
-            seconds += time.perf_counter() - began
-            kept = [one.signals["keep"].value for one in labels]
+            database = sqlite3.connect(":memory:")
+            labels = {}
+            for now in range(10**9, int(cycle.ended.max() + 2 * HORIZON_S) + 1200, 600):
+                labels |= _signals(_label(cycle.at(now), database, now))
+            kept = [signals["keep"].value for signals in labels.values()]
             expected = cycle.expected_keep(HORIZON_S)
             at_age.append(statistics.fmean(value for value in kept if value is not None) - expected)
-            end = 1e9 + WORLD.cycle_s
-            by_now.append(float(cycle.known_by(end, HORIZON_S).mean()) - expected)
+
+            began = time.perf_counter()
+            late = _signals(_label(cycle, sqlite3.connect(":memory:"), cycle.all_aged))
+            seconds += time.perf_counter() - began
+            changed += sum(labels.get(session) != signals for session, signals in late.items())
+
+            by_now.append(_mean_outcome_by_now(seed) - expected)
             users, sessions = users + len(set(cycle.user.tolist())), sessions + len(labels)
             progress.update()
     return {
@@ -64,8 +79,9 @@ def measure_labels() -> Row:
         "label_bias": round(statistics.fmean(at_age), 5),
         "by_now_z": round(_z(by_now), 2),
         "by_now": round(statistics.fmean(by_now), 5),
+        "changed": changed,
         "labels_per_s": round(sessions / seconds),
-        "users": users,
+        "user_cycles": users,
         "sessions": sessions,
     }
 
@@ -74,19 +90,39 @@ def _z(differences: Sequence[float]) -> float:
     return statistics.fmean(differences) / (statistics.stdev(differences) / len(differences) ** 0.5)
 
 
-def _label(cycle: SimulatedCycle, database: sqlite3.Connection) -> Sequence[Label]:
-    """Labels a cycle when all of its sessions are old enough."""
+def _mean_outcome_by_now(seed: int) -> float:
+    """Returns the mean of `known_outcome` from a run at the end of a cycle that does not wait for any session."""
+    world = dataclasses.replace(WORLD, censored=0.0, late=0.0)
+    cycle = SimulatedCycle(world, SimulatedPolicy(), seed).at(1e9 + WORLD.cycle_s)
+    own = {"outcome": f"{__name__}:{known_outcome.__name__}"}
+    labels = _label(cycle, sqlite3.connect(":memory:"), math.inf, own)
+    return statistics.fmean(value for one in labels if (value := one.signals["outcome"].value) is not None)
+
+
+def known_outcome(traffic: SessionTraffic, horizon: float, context: LabelContext) -> Signal:
+    """Returns 0 as soon as the user has reverted the edits, else the measured share of kept lines."""
+    return observed(0.0) if events_of(traffic, "undo") else SIGNALS["keep"](traffic, horizon, context)
+
+
+def _label(
+    cycle: SimulatedCycle, database: sqlite3.Connection, now: float, own: Mapping[str, str] | None = None
+) -> Sequence[Label]:
+    """Returns the labels that one run at a moment makes."""
     hide_progress()
     context = LabelContext(SimulatedText())
-    run = label(cycle, database, HORIZON_S, context=context, clock=lambda: cycle.all_aged)
+    run = label_sessions(cycle, database, HORIZON_S, context=context, own_signals=own, clock=lambda: now)
     hide_progress(False)
     return run.labels
+
+
+def _signals(labels: Sequence[Label]) -> dict[str, Mapping[str, Signal]]:
+    return {label.session: label.signals for label in labels}
 
 
 def measure_kills() -> Row:
     """Kills processes that label one cycle, and compares their labels with those of a run that nobody disturbed."""
     cycle = SimulatedCycle(KILLED, SimulatedPolicy(), SEEDS)
-    expected = {one.session: (one.signals, one.reward) for one in _label(cycle, sqlite3.connect(":memory:"))}
+    expected = _signals(_label(cycle, sqlite3.connect(":memory:"), cycle.all_aged))
     folder, kills = Path(tempfile.mkdtemp()), 0
     try:
         file = folder / "traffic.sqlite"
@@ -96,7 +132,7 @@ def measure_kills() -> Row:
                 progress.update()
         subprocess.run(_labeller(file), check=True, stdout=sys.stderr)
         database = _open(file)
-        labels = {one.session: (one.signals, one.reward) for one in LabelStore(database).read(HORIZON_S)}
+        labels = _signals(LabelStore(database).read(HORIZON_S))
         database.close()
     finally:
         shutil.rmtree(folder)
@@ -143,7 +179,8 @@ def label_into(file: Path) -> None:
     """Labels the cycle of `measure_kills` into a database."""
     database = _open(file)
     print("labelling", flush=True)
-    _label(SimulatedCycle(KILLED, SimulatedPolicy(), SEEDS), database)
+    cycle = SimulatedCycle(KILLED, SimulatedPolicy(), SEEDS)
+    _label(cycle, database, cycle.all_aged)
     database.close()
 
 
@@ -158,11 +195,12 @@ def read_rows(file: Path) -> dict[str, Row]:
 
 
 def summarize(rows: Mapping[str, Row]) -> dict[str, Any]:
-    """Returns the printed object: the values of all rows side by side, and "lost" as the sum of theirs."""
+    """Returns the printed object: the values of all rows side by side, and "lost" as the sum of those that have it."""
     out: dict[str, Any] = {}
     for row in rows.values():
         out |= {key: value for key, value in row.items() if key not in ("name", "lost")}
-    return out | {"lost": sum(row.get("lost", 0) for row in rows.values())}
+    lost = [row["lost"] for row in rows.values() if "lost" in row]
+    return out | ({"lost": sum(lost)} if lost else {})
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -6,6 +6,7 @@ who is content keeps them, apart from ordinary churn. Users differ in patience a
 All draws of a cycle are arrays; the records of one session are made when they are read.
 """
 
+import copy
 import dataclasses
 import functools
 import hashlib
@@ -27,7 +28,7 @@ REQUESTS = (
 REJECTED = ("That is wrong, the tests still fail", "It doesn't work", "please revert this, it broke the build")
 CONTENT = ("Thanks! Next, the documentation of the module", "Great, now look at the other open task")
 QUESTION = "Which of the two modules do you mean?"
-ANSWERS_WITHOUT_NEWS = "yes, go ahead"
+PLAIN_ANSWER = "yes, go ahead"
 DONE = "Done, the change is in place."
 CALL = "\x00"
 """Stands for a tool call in the text of an answer."""
@@ -74,18 +75,27 @@ class SimulatedWorld:
     """Mean life of a line that nobody rejects, the agent's or others'."""
     says_so: float = 0.6
     """How often a user's next message shows what the user found."""
+    reply_s: float = 20.0
+    """From the answer to that message."""
     patience_s: float = 300.0
     """Mean time after which a user leaves an answer."""
     censored: float = 0.1
     """Share of measurements that never arrive, whatever they would have shown."""
     late: float = 0.03
     """Share of measurements that arrive after the grace."""
+    delay_s: float = 30.0
+    """Longest time that any other measurement takes to arrive."""
+    reverted_delay_s: float = 30.0
+    """The same where the user has reverted the edits: another value makes delays depend on the outcome."""
     repeated: float = 0.05
     """Share of events that are sent twice."""
 
 
 class SimulatedCycle:
     """The traffic of one cycle and its truth. Has the members of a folder of traffic (`sessions`, `read`)."""
+
+    now = math.inf
+    """Unix seconds: what happens or arrives later cannot be read yet."""
 
     def __init__(self, world: SimulatedWorld, policy: SimulatedPolicy, seed: int) -> None:
         self.world, self.policy, self.seed = world, policy, seed
@@ -121,12 +131,20 @@ class SimulatedCycle:
             alive.append(rng.binomial(alive[-1], step))
         return np.stack(alive[1:], axis=1)
 
-    def sessions(self, *, opened_before: float | None = None) -> list[SessionRecord]:
-        limit = math.inf if opened_before is None else opened_before
-        return [self._record(i) for i in range(self.world.sessions) if self.opened[i] < limit]
+    def at(self, now: float) -> "SimulatedCycle":
+        """Returns the same cycle as it can be read at a moment."""
+        cycle = copy.copy(self)
+        cycle.now = now
+        return cycle
+
+    def sessions(self) -> list[SessionRecord]:
+        return [self._record(i) for i in range(self.world.sessions) if self.opened[i] <= self.now]
 
     def read(self, session: str) -> SessionTraffic:
-        return self.traffic(int(session.rsplit("-", 1)[1]))
+        traffic = self.traffic(int(session.rsplit("-", 1)[1]))
+        turns = [turn for turn in traffic.turns if turn.time <= self.now]
+        events = [event for event in traffic.events if event.arrival <= self.now]
+        return SessionTraffic(traffic.record, turns, events)
 
     def is_forgotten(self, session: str) -> bool:
         return False
@@ -144,16 +162,6 @@ class SimulatedCycle:
         discontent = rate * world.noise + (1 - rate) * (1 - world.noise)
         reverted = discontent * -math.expm1(-horizon / world.revert_s)
         return (1 - reverted) * math.exp(-horizon / world.churn_s)
-
-    def known_by(self, now: float, horizon: float) -> np.ndarray:
-        """Returns the shares of kept lines that a labeller knows who does not wait: the biased control.
-
-        A revert is known when it happens and counts as 0; that edits survive is known at the horizon.
-        """
-        age = now - self.ended
-        reverted = self.revert_after <= np.minimum(age, horizon)
-        known = (self.lines > 0) & (reverted | (age >= horizon))
-        return self.keep_at(horizon)[known]
 
     @functools.cached_property
     def ended(self) -> np.ndarray:
@@ -178,14 +186,15 @@ class SimulatedCycle:
         if self.speaks[i]:
             # A follow-up has a short answer without edits, right after the first one.
             reply = self._reply(i)
-            events.append(self._event(i, "follow_up", first.answer, float(self.ended[i]) + 20.0, {}))
-            turns.append(self._turn(i, 1, first.id, reply, "All right.", float(self.ended[i]) + 25.0))
+            sent = float(self.ended[i]) + self.world.reply_s
+            events.append(self._event(i, "follow_up", first.answer, sent, {}))
+            turns.append(self._turn(i, 1, first.id, reply, "All right.", sent + 5.0))
         repeats = [event for event in events if _hash_share(event.id) < self.world.repeated]
         return SessionTraffic(record, turns, sorted(events + repeats, key=lambda event: event.time))
 
     def _reply(self, i: int) -> str:
         if self.asks[i]:
-            return ANSWERS_WITHOUT_NEWS
+            return PLAIN_ANSWER
         texts = CONTENT if self.content[i] else REJECTED
         return texts[self.text[i, 1] % len(texts)]
 
@@ -258,7 +267,8 @@ class SimulatedCycle:
             "others_kept": others_kept,
         }
         time = float(self.ended[i]) + age + 1.0
-        arrival = time + (2 * 3600.0 if late < self.world.late else 30.0 * float(delay))
+        longest = self.world.reverted_delay_s if self.revert_after[i] <= age else self.world.delay_s
+        arrival = time + (2 * 3600.0 if late < self.world.late else longest * float(delay))
         return dataclasses.replace(self._event(i, "edited_after", answer, time, payload, str(age)), arrival=arrival)
 
     def _event(
@@ -270,6 +280,8 @@ class SimulatedCycle:
 
 class SimulatedText:
     """Reads the ids of simulated turns, which are the bytes of their text."""
+
+    version = "simulated"
 
     def answer(self, tokens: Sequence[int]) -> tuple[str, int]:
         text = bytes(tokens).decode()

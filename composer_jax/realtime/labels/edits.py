@@ -4,15 +4,17 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from composer_jax.realtime.labels.signal import LabelContext, Signal, censored, observed, undefined
-from composer_jax.realtime.labels.window import events_of, main_turns
+from composer_jax.realtime.labels.signal_types import LabelContext, Signal, censored, observed, undefined
+from composer_jax.realtime.labels.window import events_of, is_reported, main_turns, tolerance
 from composer_jax.serve.traffic.records import Event, SessionTraffic
 
 CHURN_FLOOR = 0.5
 """Survival of other lines below which kept lines are no longer corrected."""
 UNDO_S = 600.0
 """An undo within so many seconds of the answer counts."""
-NO_CLIENT = "the client sent no events"
+EDIT_LINES = 1000
+"""Lines from which a session's edit weighs no more: one generated file, or a forged count."""
+NO_CLIENT = "no program sent such events"
 
 
 def keep(traffic: SessionTraffic, horizon: float, context: LabelContext) -> Signal:
@@ -45,16 +47,16 @@ def edited(traffic: SessionTraffic, horizon: float, context: LabelContext) -> Si
 
 
 def edit_weight(traffic: SessionTraffic, horizon: float, context: LabelContext) -> Signal:
-    """Returns log(1 + A + B): what a session's edit weighs where sessions are weighted, never its plain size."""
+    """Returns log(1 + A + B), for at most EDIT_LINES lines: the weight of a session's edit, never its plain size."""
     measured = _diff_at(traffic, horizon)
-    return measured if isinstance(measured, Signal) else observed(math.log1p(_lines(measured)))
+    return measured if isinstance(measured, Signal) else observed(math.log1p(min(EDIT_LINES, _lines(measured))))
 
 
 def accept_share(traffic: SessionTraffic, horizon: float, context: LabelContext) -> Signal:
     """Returns accepted hunks / shown hunks; the last word about a hunk counts."""
     shown = {hunk for event in events_of(traffic, "shown") for hunk in event.payload["hunks"]}
     if not shown:
-        return undefined("no hunk was shown") if traffic.events else censored(NO_CLIENT)
+        return undefined("no hunk was shown") if is_reported(traffic, "shown") else censored(NO_CLIENT)
     verdicts = {
         hunk: event.kind == "accepted"
         for event in events_of(traffic, "accepted", "rejected")
@@ -65,7 +67,7 @@ def accept_share(traffic: SessionTraffic, horizon: float, context: LabelContext)
 
 def undo(traffic: SessionTraffic, horizon: float, context: LabelContext) -> Signal:
     """Returns 1 if the user restored the files within ten minutes of an answer, else 0."""
-    if not traffic.events:
+    if not is_reported(traffic, "undo"):
         return censored(NO_CLIENT)
     hits = {answer: 1.0 for answer, seconds in delays(traffic, "undo") if seconds <= UNDO_S}
     return observed(bool(hits), by_turn=hits)
@@ -74,7 +76,7 @@ def undo(traffic: SessionTraffic, horizon: float, context: LabelContext) -> Sign
 def tests(traffic: SessionTraffic, horizon: float, context: LabelContext) -> Signal:
     """Returns 1 if the user's own tests pass after the work and 0 if they fail; they must have run before it, too."""
     runs = {event.payload["phase"]: event.payload["exit_code"] for event in events_of(traffic, "tests_run")}
-    if not traffic.events:
+    if not is_reported(traffic, "tests_run"):
         return censored(NO_CLIENT)
     if missing := {"before", "after"} - runs.keys():
         return undefined(f"no tests {' and '.join(sorted(missing))}")
@@ -86,13 +88,13 @@ def delays(traffic: SessionTraffic, *kinds: str) -> list[tuple[str, float]]:
 
     An event that names no answer belongs to the last one before it.
     """
-    turns, found = main_turns(traffic), []
+    turns, pairs = main_turns(traffic), []
     for event in events_of(traffic, *kinds):
         named = [turn for turn in turns if turn.answer == event.turn] if event.turn else []
         before = named or [turn for turn in turns if turn.time <= event.time]
         if before:
-            found.append((before[-1].answer, max(0.0, event.time - before[-1].time)))
-    return found
+            pairs.append((before[-1].answer, max(0.0, event.time - before[-1].time)))
+    return pairs
 
 
 def _lines(measured: Mapping[str, Any]) -> int:
@@ -107,7 +109,7 @@ def _diff_at(traffic: SessionTraffic, horizon: float) -> Mapping[str, Any] | Sig
         return possible[-1].payload
     if of_age:
         return censored("measured at an age that the session did not have")
-    if not traffic.events:
+    if not is_reported(traffic, "edited_after"):
         return censored(NO_CLIENT)
     if events_of(traffic, "repo_unreachable"):
         return censored("the repository was out of reach")
@@ -115,8 +117,13 @@ def _diff_at(traffic: SessionTraffic, horizon: float) -> Mapping[str, Any] | Sig
 
 
 def _is_possible(event: Event, traffic: SessionTraffic, horizon: float) -> bool:
-    """Whether an edit of this session can be so old at the time of the event, and no count exceeds its whole."""
+    """Whether the last edit can be so old at the time of the event, and no count exceeds its whole.
+
+    The last edit is not before the last hunk that was shown, or without one, not before the first answer.
+    """
     counts = event.payload
     parts = (("added_kept", "added"), ("deleted_kept", "deleted"), ("others_kept", "others"))
-    is_old_enough = event.time >= traffic.record.opened + horizon
+    shown = [one.time for one in events_of(traffic, "shown")]
+    last_edit = max(shown) if shown else min((turn.time for turn in main_turns(traffic)), default=traffic.record.opened)
+    is_old_enough = event.time >= last_edit + horizon - tolerance(horizon)
     return is_old_enough and all(counts[part] <= counts[whole] for part, whole in parts)

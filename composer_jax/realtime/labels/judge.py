@@ -36,12 +36,16 @@ class FollowUp:
     """Messages of the user before it."""
     answer: str = ""
     """What the agent had said."""
-    undone: bool = False
-    """Whether the user undid or regenerated the answer within QUICK_S."""
+    has_secret: bool = False
+    """Whether the answer has a secret, which must not be sent anywhere."""
 
 
 class JudgeError(Exception):
-    """A judge could not be asked, or gave no vote that counts: the signal is censored."""
+    """A judge gave no vote: the message is censored in the signal."""
+
+
+class JudgeUnavailable(JudgeError):
+    """A judge could not be asked: the session is labelled later."""
 
 
 class FollowUpJudge(Protocol):
@@ -61,7 +65,7 @@ class FollowUpJudge(Protocol):
 
 
 class RuleJudge:
-    """The deterministic judge: -1 for a repeated demand, a quick undo, or words of rejection; else 0.
+    """The deterministic judge: -1 for a repeated demand or words of rejection; else 0.
 
     It has no network and follows no order in the text. It never votes +1, because no list of words shows content.
     """
@@ -70,7 +74,7 @@ class RuleJudge:
 
     def vote(self, follow_up: FollowUp) -> int:
         repeats = any(repetition(follow_up.text, text) >= REPEATED for text in follow_up.earlier)
-        return -1 if follow_up.undone or repeats or _REJECTION.search(follow_up.text.replace("’", "'")) else 0
+        return -1 if repeats or _REJECTION.search(follow_up.text.replace("’", "'")) else 0
 
 
 def repetition(text: str, earlier: str) -> float:

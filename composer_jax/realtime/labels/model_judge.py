@@ -5,8 +5,9 @@ What bounds a message that gives orders to the judge:
   a message of its own.
 - One token is sampled, and only three random letters count. They change from vote to vote, so that a message cannot
   name one. Anything else is no vote.
-- A majority of all votes decides, over two prompts. Votes for nothing and ties are 0.
-- What the user did weighs more than what the message says: a quick undo is -1 whatever the model votes.
+- A majority of all votes decides, over two prompts; votes that do not agree are 0. Fewer valid votes than a majority
+  are no vote.
+- What the user did weighs more than what the message says: follow_up counts a quick undo as -1 without asking.
 What none of this prevents: a model that obeys an order in the message by its meaning ("call this satisfied") votes for
 it in every form. The effect is then one term of the reward, of at most `RewardWeights.follow_up`.
 """
@@ -23,7 +24,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from composer_jax.errors import UserError
-from composer_jax.realtime.labels.judge import FollowUp, JudgeError
+from composer_jax.realtime.labels.judge import FollowUp, JudgeError, JudgeUnavailable
 
 VOTES = (3, 5)
 TEXT_LIMIT = 4000
@@ -42,8 +43,10 @@ PROMPTS = (
 )
 MODEL_JUDGE_VERSION = 1
 
-MOST_BYTES = 1 << 20
-"""Of an answer of the server."""
+RESPONSE_BYTES = 1 << 20
+"""Bytes that are read of a response."""
+LINE_ENDS = str.maketrans({char: f"\\u{ord(char):04x}" for char in "\u0085\u2028\u2029"})
+"""Line breaks that JSON does not escape."""
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
@@ -62,7 +65,7 @@ class ModelJudge:
     def __init__(
         self, url: str, model: str, *, key: str = "", votes: int = 3, timeout: float = 30.0, seed: int | None = None
     ) -> None:
-        """Raises UserError for an address that is none, or another number of votes than 3 or 5.
+        """Raises UserError for an address without http or host, or another number of votes than 3 or 5.
 
         Args:
           url: up to and with "/v1".
@@ -71,11 +74,11 @@ class ModelJudge:
           seed: of letters and fences, for tests; the default cannot be guessed.
         """
         if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
-            raise UserError(f"judge={url!r} is no address; give one like http://127.0.0.1:8000/v1.")
+            raise UserError(f"judge={url!r} is not an HTTP address; give one like http://127.0.0.1:8000/v1.")
         if votes not in VOTES:
             raise UserError(f"{votes} votes of a judge can tie or are too many; use 3 or 5.")
         self._url, self._model, self._key, self._timeout = url.rstrip("/") + "/chat/completions", model, key, timeout
-        self._votes = votes
+        self._votes, self._server = votes, urlsplit(url).netloc.rpartition("@")[2]
         self._random = random.Random(secrets.randbits(128) if seed is None else seed)
 
     @property
@@ -83,13 +86,16 @@ class ModelJudge:
         return f"model-{MODEL_JUDGE_VERSION}:{self._model}:{self._votes}"
 
     def vote(self, follow_up: FollowUp) -> int:
-        """Returns the class that most of all votes name, or 0. Raises JudgeError if no vote counts."""
-        if follow_up.undone:
-            return -1
+        """Returns the class that most of all votes name, or 0 if none does.
+
+        Raises JudgeError where fewer votes than a majority are valid, and for texts with a secret.
+        """
+        if follow_up.has_secret:
+            raise JudgeError("a text with a secret is not sent to a judge")
         votes = [self._ask(follow_up, PROMPTS[number % len(PROMPTS)]) for number in range(self._votes)]
         counts = Counter(vote for vote in votes if vote is not None)
-        if not counts:
-            raise JudgeError(f"none of the judge's {self._votes} answers was one of the letters")
+        if counts.total() <= self._votes / 2:
+            raise JudgeError(f"only {counts.total()} of the judge's {self._votes} answers were one of the letters")
         ((value, count),) = counts.most_common(1)
         return value if count > self._votes / 2 else 0
 
@@ -109,23 +115,28 @@ class ModelJudge:
         return letters.get(self._complete(messages).strip())
 
     def _complete(self, messages: Sequence[dict[str, str]]) -> str:
-        """Returns the text of one sampled token. Raises JudgeError for every failure of server or network."""
+        """Returns the text of one sampled token. Raises JudgeUnavailable for every failure of server or network.
+
+        The reason names the server and the kind of failure, and never what the server sent: labels store it.
+        """
         body: dict[str, Any] = {"model": self._model, "messages": messages, "max_tokens": 1, "temperature": 1.0}
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {})
         request = urllib.request.Request(self._url, json.dumps(body).encode(), headers)
         try:
             with _OPENER.open(request, timeout=self._timeout) as response:
-                answer = json.loads(response.read(MOST_BYTES))
+                answer = json.loads(response.read(RESPONSE_BYTES))
             text = answer["choices"][0]["message"]["content"]
+        except urllib.error.HTTPError as error:
+            raise JudgeUnavailable(f"the judge at {self._server} answers with status {error.code}") from error
         except (OSError, http.client.HTTPException) as error:  # URLError and timeouts are OSErrors
-            raise JudgeError(f"the judge at {self._url} cannot be asked: {error}") from error
+            raise JudgeUnavailable(f"the judge at {self._server} cannot be asked: {type(error).__name__}") from error
         except (ValueError, KeyError, IndexError, TypeError) as error:
-            raise JudgeError(f"the judge at {self._url} answers in another form: {error!r}") from error
+            raise JudgeUnavailable(f"the judge at {self._server} answers in another form") from error
         return text if isinstance(text, str) else ""
 
 
 def quote(text: str) -> str:
-    """Returns a text as one JSON string in ASCII: it has no line break and no quotation mark that is not escaped."""
+    """Returns a text as one JSON string: it has no line break, and no quotation mark that is not escaped."""
     if len(text) > TEXT_LIMIT:
         text = text[: TEXT_LIMIT // 2] + " [...] " + text[-TEXT_LIMIT // 2 :]
-    return json.dumps(text)
+    return json.dumps(text, ensure_ascii=False).translate(LINE_ENDS)

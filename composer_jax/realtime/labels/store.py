@@ -6,26 +6,28 @@ import sqlite3
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from composer_jax.realtime.labels.signal import Signal
+from composer_jax.realtime.labels.signal_types import Signal
 
 TABLE = """
 CREATE TABLE IF NOT EXISTS labels (
-  session TEXT NOT NULL, horizon REAL NOT NULL, labeller TEXT NOT NULL, judge TEXT NOT NULL, start REAL NOT NULL,
-  made REAL NOT NULL, bucket TEXT NOT NULL, first_version INTEGER, last_version INTEGER, late INTEGER NOT NULL,
-  reward REAL NOT NULL, terms TEXT NOT NULL, signals TEXT NOT NULL, PRIMARY KEY (session, horizon, labeller))
+  session TEXT NOT NULL, user TEXT NOT NULL, horizon REAL NOT NULL, labeller TEXT NOT NULL, judge TEXT NOT NULL,
+  start REAL NOT NULL, made REAL NOT NULL, bucket TEXT NOT NULL, first_version INTEGER, last_version INTEGER,
+  late INTEGER NOT NULL, signals TEXT NOT NULL, PRIMARY KEY (session, horizon, labeller))
 """
-INSERT = f"INSERT OR IGNORE INTO labels VALUES ({', '.join('?' * 13)})"
+INSERT = f"INSERT OR IGNORE INTO labels VALUES ({', '.join('?' * 12)})"
 
 
 @dataclasses.dataclass(frozen=True)
 class Label:
-    """What became of a session at one age."""
+    """What became of a session at one age. Its reward follows from the labels beside it (reward.py)."""
 
     session: str
+    user: str
+    """See SessionRecord."""
     horizon: float
     """Age in seconds."""
     labeller: str
-    """Version of signals and weights (label.py)."""
+    """Version of the signals (label_sessions.py)."""
     judge: str
     """Version of the judge of follow-ups."""
     start: float
@@ -38,9 +40,6 @@ class Label:
     last_version: int | None
     late: int
     """Events of this age that had arrived too late when the label was made."""
-    reward: float
-    terms: Mapping[str, float]
-    """What each signal adds to the reward before it is clipped."""
     signals: Mapping[str, Signal]
     """Values with masks and reasons."""
 
@@ -64,13 +63,13 @@ class LabelStore:
     def insert(self, labels: Iterable[Label], is_forgotten: Callable[[str], bool] = lambda session: False) -> None:
         """Stores labels in one transaction: all of them or none. Those that exist stay as they are.
 
-        is_forgotten: whether a session has a tombstone and gets no label. It is asked when nobody else can write, so
-        that whoever writes a tombstone afterwards finds the label and deletes it.
+        is_forgotten: whether a session has a tombstone and gets no label. It is called when nobody else can write: a
+        tombstone that is written later deletes the label.
         """
         with self._database:
             self._database.execute("BEGIN IMMEDIATE")
-            known = (label for label in labels if not is_forgotten(label.session))
-            self._database.executemany(INSERT, map(_to_row, known))
+            remaining = (label for label in labels if not is_forgotten(label.session))
+            self._database.executemany(INSERT, map(_to_row, remaining))
 
     def labelled(self, horizon: float, labeller: str) -> set[str]:
         """Returns the sessions that have such a label."""
@@ -89,10 +88,6 @@ class LabelStore:
         row = self._database.execute(query, (horizon,)).fetchone()
         return row[0] if row else ""
 
-    def horizons(self) -> list[float]:
-        """Returns the ages that have labels, in ascending order."""
-        return [row[0] for row in self._database.execute("SELECT DISTINCT horizon FROM labels ORDER BY horizon")]
-
 
 def _to_row(label: Label) -> tuple[Any, ...]:
     fields = {field.name: getattr(label, field.name) for field in dataclasses.fields(label)}
@@ -100,13 +95,13 @@ def _to_row(label: Label) -> tuple[Any, ...]:
         name: {key: value for key, value in dataclasses.asdict(signal).items() if value not in (None, (), {})}
         for name, signal in label.signals.items()
     }
-    return tuple((fields | {"terms": json.dumps(dict(label.terms)), "signals": json.dumps(signals)}).values())
+    return tuple((fields | {"signals": json.dumps(signals)}).values())
 
 
 def _from_row(row: tuple[Any, ...]) -> Label:
-    fields = dict(zip((field.name for field in dataclasses.fields(Label)), row, strict=True))
-    read = {
+    fields: dict[str, Any] = dict(zip((field.name for field in dataclasses.fields(Label)), row, strict=True))
+    fields["signals"] = {
         name: Signal(one.get("value"), one["state"], tuple(one.get("reasons", ())), one.get("by_turn", {}))
         for name, one in json.loads(fields["signals"]).items()
     }
-    return Label(**fields | {"terms": json.loads(fields["terms"]), "signals": read})
+    return Label(**fields)

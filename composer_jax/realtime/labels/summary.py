@@ -2,23 +2,20 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from composer_jax.observe.findings import Table, TableRow
-from composer_jax.realtime.labels.label import LabelRun
+from composer_jax.realtime.labels.label_sessions import LabelRun
+from composer_jax.realtime.labels.reward import RewardWeights, compute_rewards
+from composer_jax.realtime.labels.signal_types import Signal, censored, observed
 from composer_jax.realtime.labels.store import Label
-from composer_jax.serve.traffic.records import SessionRecord
 
 Z_95 = 1.959964
 REWARD = "reward"
-FEW_USERS = 2
+INTERVAL_USERS = 5
 """An interval needs so many users."""
-SHORT_S, LONG_S = 600.0, 86_400.0
-RANK_DROP = 0.1
-"""A rank correlation that has fallen so far below its baseline says that the short label no longer stands for the
-long one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,33 +32,34 @@ class SignalSummary:
     mean: float | None
     """Over observed sessions; None without any."""
     low: float | None
-    """95 % interval of the mean, with sessions of one user as one cluster; None for fewer than two users."""
+    """95 % interval of the mean, with sessions of one user as one cluster; None for fewer than INTERVAL_USERS."""
     high: float | None
     censored: float
-    """Share of the sessions in which nobody could see it."""
+    """Share of the sessions in which nobody could see the signal."""
     censored_low: float
     """Its 95 % interval (Wilson) for so many effective users."""
     censored_high: float
     undefined: float
-    """Share of the sessions in which there was nothing to see."""
+    """Share of the sessions in which there was nothing to measure."""
 
 
-def summarize_labels(labels: Sequence[Label], records: Iterable[SessionRecord]) -> list[SignalSummary]:
-    """Returns a row for each version and signal, the reward first. Labels of sessions without a record are left out.
+def summarize_labels(labels: Sequence[Label], weights: RewardWeights | None = None) -> list[SignalSummary]:
+    """Returns a row for each version and signal, the reward first. Rewards are relative to all of these labels.
 
-    records: of the traffic folder, which say whose sessions they are; a forgotten session has none.
+    labels: of one horizon and labeller.
     """
-    users = {record.session: record.user for record in records}
+    rewards = compute_rewards(labels, weights)
     by_version: dict[str, list[Label]] = {}
     for label in labels:
-        if label.session in users:
-            by_version.setdefault(label.version, []).append(label)
+        by_version.setdefault(label.version, []).append(label)
     rows = []
     for version in sorted(by_version, key=_version_order):
-        chosen = by_version[version]
-        names = dict.fromkeys(name for label in chosen for name in label.signals)
-        for name in (REWARD, *names):
-            rows.append(_summarize_signal(version, name, chosen, users))
+        of_version = by_version[version]
+        values = [observed(rewards[label.session].value) for label in of_version]
+        rows.append(_summarize_signal(version, REWARD, of_version, values))
+        for name in dict.fromkeys(name for label in of_version for name in label.signals):
+            signals = [label.signals.get(name) or censored("not measured") for label in of_version]
+            rows.append(_summarize_signal(version, name, of_version, signals))
     return rows
 
 
@@ -69,28 +67,23 @@ def _version_order(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split("-")) if version != "none" else (-1,)
 
 
-def _summarize_signal(version: str, name: str, labels: Sequence[Label], users: Mapping[str, str]) -> SignalSummary:
-    values, owners, states = [], [], []
-    for label in labels:
-        signal = label.signals.get(name)
-        value = label.reward if name == REWARD else signal.value if signal else None
-        states.append("observed" if name == REWARD else signal.state if signal else "censored")
-        if value is not None:
-            values.append(value)
-            owners.append(users[label.session])
+def _summarize_signal(version: str, name: str, labels: Sequence[Label], signals: Sequence[Signal]) -> SignalSummary:
+    values = [signal.value for signal in signals if signal.value is not None]
+    owners = [label.user for label, signal in zip(labels, signals, strict=True) if signal.value is not None]
+    states = [signal.state for signal in signals]
     mean, low, high = clustered_interval(values, owners)
-    censored = states.count("censored") / len(states)
-    low_censored, high_censored = wilson(censored, effective_users([users[label.session] for label in labels]))
+    share = states.count("censored") / len(states)
+    low_censored, high_censored = wilson(share, effective_users([label.user for label in labels]))
     return SignalSummary(
         version,
         name,
         len(labels),
-        len({users[label.session] for label in labels}),
+        len({label.user for label in labels}),
         effective_users(owners),
         mean,
         low,
         high,
-        censored,
+        share,
         low_censored,
         high_censored,
         states.count("undefined") / len(states),
@@ -110,7 +103,8 @@ def clustered_interval(
 ) -> tuple[float | None, float | None, float | None]:
     """Returns (mean, low, high): the mean over sessions and its 95 % interval, whose units are users.
 
-    The variance of a ratio of sums over users (linearised), so that many sessions of one user count once.
+    The variance of a ratio of sums over users (linearised), so that many sessions of one user count once, and Student's
+    t with users - 1 degrees of freedom.
     """
     if not values:
         return None, None, None
@@ -121,11 +115,24 @@ def clustered_interval(
         counts[owner] = counts.get(owner, 0) + 1
     total, number = len(values), len(sums)
     mean = math.fsum(values) / total
-    if number < FEW_USERS:
+    if number < INTERVAL_USERS:
         return mean, None, None
     squares = math.fsum((sums[owner] - mean * counts[owner]) ** 2 for owner in sums)
-    half = Z_95 * math.sqrt(squares * number / (number - 1)) / total
+    half = t_95(number - 1) * math.sqrt(squares * number / (number - 1)) / total
     return mean, mean - half, mean + half
+
+
+def t_95(degrees: int) -> float:
+    """Returns the 97.5 % quantile of Student's t, to 0.001 from 4 degrees (Abramowitz and Stegun 26.7.5)."""
+    z = Z_95
+    terms = (
+        z,
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return sum(term / degrees**power for power, term in enumerate(terms))
 
 
 def wilson(share: float, n: float) -> tuple[float, float]:
@@ -138,14 +145,14 @@ def wilson(share: float, n: float) -> tuple[float, float]:
 
 
 def format_run(run: LabelRun, rows: Sequence[SignalSummary]) -> str:
-    """Returns what `label` did as lines to print: what was labelled and left out, and a table of the signals.
+    """Returns what `label_sessions` did as lines to print: what was labelled and left out, and a table of the signals.
 
     rows: of `summarize_labels`.
     """
     late = sum(one.late for one in run.labels)
     head = (
         f"{len(run.labels)} sessions labelled by {run.labeller}; {run.waiting} are not old enough, "
-        f"{run.forgotten} were forgotten; {late} events came too late"
+        f"{run.unjudged} wait for the judge, {run.forgotten} were forgotten; {late} events came too late"
     )
     return "\n".join([head, *_align(format_summary(rows))])
 
@@ -179,16 +186,16 @@ def summary_tables(rows: Sequence[SignalSummary]) -> list[Table]:
     def cells(name: str, form: Callable[[SignalSummary], str]) -> tuple[str, ...]:
         return tuple(form(by_place[version, name]) if (version, name) in by_place else "" for version in versions)
 
-    def table(title: str, form: Callable[[SignalSummary], str], chosen: Sequence[str]) -> list[Table]:
+    def table(title: str, form: Callable[[SignalSummary], str], signals: Sequence[str]) -> list[Table]:
         columns = tuple(f"version {version}" for version in versions)
-        lines = [TableRow(name.replace("_", " "), "", cells(name, form), "") for name in chosen]
+        lines = [TableRow(name.replace("_", " "), "", cells(name, form), "") for name in signals]
         return [Table(title, columns, "", lines)] if lines else []
 
     missing = [name for name in names if any(row.censored for row in rows if row.signal == name)]
     return [
         *table("Signals, mean and 95% interval over users", _format_mean, names),
         *table("Effective users", lambda row: f"{row.effective_users:.0f} of {row.users}", names[:1]),
-        *table("Sessions in which nobody could see it", _format_censored, missing),
+        *table("Censored sessions", _format_censored, missing),
     ]
 
 
@@ -207,26 +214,42 @@ def _align(rows: Sequence[tuple[str, ...]]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
+@dataclasses.dataclass(frozen=True)
+class RankCorrelation:
+    """How a signal at one age stands for the same signal at another."""
+
+    correlation: float
+    """Spearman's."""
+    sessions: int
+    """Those that are compared."""
+    left_out: int
+    """Sessions with both labels of which one starts at another edit, so that they are about two diffs."""
+
+
 def rank_correlations(
     short: Sequence[Label], long: Sequence[Label], signal: str = "keep"
-) -> dict[str, tuple[float, int]]:
-    """Returns version -> (Spearman's rank correlation of a signal at two ages, sessions that have both).
+) -> dict[str, RankCorrelation]:
+    """Returns version -> rank correlation of a signal at two ages, of sessions whose labels start at the same edit.
 
-    Versions with fewer than three such sessions, or with one value for all of them, are left out. A monitor: where the
-    correlation is RANK_DROP below that of a released version, the short label is being gamed.
+    Versions with fewer than three such sessions, or with one value for all of them, are left out.
     """
-    later = {label.session: label.signals[signal].value for label in long if signal in label.signals}
+    later = {label.session: label for label in long}
     pairs: dict[str, list[tuple[float, float]]] = {}
-    for label in short:
-        first = label.signals[signal].value if signal in label.signals else None
-        second = later.get(label.session)
-        if first is not None and second is not None:
-            pairs.setdefault(label.version, []).append((first, second))
+    left_out: dict[str, int] = {}
+    for first in short:
+        if (second := later.get(first.session)) is None:
+            continue
+        one, other = (label.signals[signal].value if signal in label.signals else None for label in (first, second))
+        if first.start != second.start:
+            left_out[first.version] = left_out.get(first.version, 0) + 1
+        elif one is not None and other is not None:
+            pairs.setdefault(first.version, []).append((one, other))
     correlations = {}
     for version, values in pairs.items():
         one, other = (_ranks(np.array(column)) for column in zip(*values, strict=True))
         if len(values) > 2 and one.std() > 0 and other.std() > 0:
-            correlations[version] = (float(np.corrcoef(one, other)[0, 1]), len(values))
+            correlation = float(np.corrcoef(one, other)[0, 1])
+            correlations[version] = RankCorrelation(correlation, len(values), left_out.get(version, 0))
     return correlations
 
 

@@ -5,17 +5,25 @@ sessions with early bad ends do not get their labels before the others.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import get_args
 
-from composer_jax.serve.traffic.records import Event, SampledTurn, SessionTraffic
+from composer_jax.serve.traffic.records import Event, EventKind, SampledTurn, SessionTraffic
 
 GRACE_S = 3600.0
 """An event may arrive so long after the horizon; what arrives later is counted and changes no label."""
+WRITE_MARGIN_S = 60.0
+"""Seconds for which an event that has arrived may wait in the server's queue before it can be read."""
 TOLERANCE, TOLERANCE_S = 0.1, 60.0
-"""Part of the horizon, and seconds, by which a measurement at the horizon may be older."""
+"""Part of the horizon, and seconds, by which a measurement at the horizon may be older or younger."""
 
 ACTIVITIES = ("shown", "accepted", "rejected")
 """Events that show that the session's diff is still changing."""
+SOURCES = (
+    frozenset(("edited_after", "commit", "undo", "tests_run", "repo_unreachable")),  # launch.track
+    frozenset(get_args(EventKind)) - {"edited_after", "commit", "tests_run", "repo_unreachable"},
+)
+"""Kinds of events that one program sends: what measures the working tree, and the harness with its user interface."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,13 +33,11 @@ class LabelWindow:
     start: float
     """Unix seconds of the last edit or, without one, of the last answer: age 0."""
     due: float
-    """The label can be made from here on."""
+    """Unix seconds from which on the label can be made."""
     traffic: SessionTraffic
-    """Turns up to `start`, events up to the horizon that arrived before `due`. No side turns."""
+    """Turns up to `start`, events up to the horizon that arrived within the grace. No side turns."""
     late: int
-    """Events of the window's ages that arrived after `due`."""
-    continues: bool
-    """Whether the session goes on after `due`; that part has no label."""
+    """Events of the window's ages that had arrived after the grace when this was read."""
 
 
 def label_window(traffic: SessionTraffic, horizon: float, grace: float = GRACE_S) -> LabelWindow:
@@ -52,35 +58,74 @@ def label_window(traffic: SessionTraffic, horizon: float, grace: float = GRACE_S
     ) or [traffic.record.opened]
     pairs = zip(activities, activities[1:], strict=False)
     start = next((time for time, following in pairs if following > time + horizon), activities[-1])
-    due = start + horizon + grace
-    seen = [event for event in traffic.events if event.time <= _oldest(event, start, horizon)]
-    in_time = [event for event in seen if event.arrival <= due]
+    end = start + horizon
+    of_age = [
+        event
+        for event in _unique(traffic.events)
+        if event.time <= end + (tolerance(horizon) if event.kind == "edited_after" else 0.0)
+    ]
+    in_time = tuple(event for event in of_age if event.arrival <= end + grace)
     return LabelWindow(
         start,
-        due,
-        SessionTraffic(traffic.record, tuple(turn for turn in turns if turn.time <= start), _unique(in_time)),
-        late=len(seen) - len(in_time),
-        continues=activities[-1] > start,
+        end + grace + WRITE_MARGIN_S,
+        SessionTraffic(traffic.record, tuple(turn for turn in turns if turn.time <= start), in_time),
+        late=len(of_age) - len(in_time),
     )
 
 
-def _oldest(event: Event, start: float, horizon: float) -> float:
-    """Returns the latest time at which an event still belongs to an age."""
-    extra = TOLERANCE * horizon + TOLERANCE_S if event.kind == "edited_after" else 0.0
-    return start + horizon + extra
+def tolerance(horizon: float) -> float:
+    """Returns the seconds by which the age of a measurement may differ from the horizon."""
+    return TOLERANCE * horizon + TOLERANCE_S
 
 
-def _unique(events: Sequence[Event]) -> tuple[Event, ...]:
-    """Returns the events without those whose id came before."""
+def _unique(events: Sequence[Event]) -> Iterable[Event]:
+    """Returns the first event of each id."""
     first: dict[str, Event] = {}
     for event in events:
         first.setdefault(event.id, event)
-    return tuple(first.values())
+    return first.values()
 
 
 def main_turns(traffic: SessionTraffic) -> list[SampledTurn]:
     """Returns the answers of the conversation, by time."""
     return [turn for turn in traffic.turns if turn.kind == "main"]
+
+
+def continued_turns(traffic: SessionTraffic) -> list[SampledTurn]:
+    """Returns the answers with which the user went on, by time: the path from the root to the last answer.
+
+    Other answers to one request and retries are left out. A later root, where the client edited the history or
+    shortened the context, continues the last answer before it that does not descend from the same prompt.
+    """
+    turns = main_turns(traffic)
+    by_id = {turn.id: turn for turn in traffic.turns}
+
+    def root(turn: SampledTurn) -> SampledTurn:
+        while turn.parent in by_id:
+            turn = by_id[turn.parent]
+        return turn
+
+    def previous(turn: SampledTurn) -> SampledTurn | None:
+        if turn.parent in by_id:
+            return by_id[turn.parent]
+        before = (one for one in reversed(turns) if one.time < turn.time)
+        return next((one for one in before if list(root(one).suffix) != list(turn.suffix)), None)
+
+    path, turn = [], turns[-1] if turns else None
+    while turn:
+        path.append(turn)
+        turn = previous(turn)
+    return [turn for turn in reversed(path) if turn.kind == "main"]
+
+
+def is_reported(traffic: SessionTraffic, kind: EventKind) -> bool:
+    """Returns whether the session has an event from a program that sends events of a kind.
+
+    Where it is false, no such event means that nobody could have sent one. An undo is evidence of undos alone, which
+    both programs send.
+    """
+    kinds = {event.kind for event in traffic.events}
+    return kind in kinds or any(kind in source and (source - {"undo"}) & kinds for source in SOURCES)
 
 
 def events_of(traffic: SessionTraffic, *kinds: str) -> list[Event]:

@@ -1,15 +1,17 @@
 """All labels are made at one age, whenever they are made."""
 
+import dataclasses
+
 import pytest
 
-from composer_jax.realtime.labels.window import GRACE_S, label_window
+from composer_jax.realtime.labels.window import GRACE_S, WRITE_MARGIN_S, continued_turns, is_reported, label_window
 from tests.realtime.labels.sessions import OPENED, H, event, measured, session, turn
 
 
 def test_the_age_starts_at_the_last_activity():
     traffic = session([turn("a1", 100, "Fix it"), turn("a2", 700)], [event("accepted", 900, "a2", hunks=["a"])])
     window = label_window(traffic, H)
-    assert (window.start, window.due) == (OPENED + 900, OPENED + 900 + H + GRACE_S)
+    assert (window.start, window.due) == (OPENED + 900, OPENED + 900 + H + GRACE_S + WRITE_MARGIN_S)
     assert label_window(session(), H).start == OPENED
 
 
@@ -39,6 +41,8 @@ def test_events_count_by_age_and_arrival(one, is_seen, late):
 def test_a_repeated_event_counts_once():
     one = event("tool_error", 90, error="unknown_tool", name="same")
     assert len(label_window(session([turn("a1", 100)], [one, one]), H).traffic.events) == 1
+    late = event("undo", 200, hunks=[], arrival=101 + H + GRACE_S)
+    assert label_window(session([turn("a1", 100)], [late, late]), H).late == 1
 
 
 def test_a_label_does_not_depend_on_when_it_is_made():
@@ -59,5 +63,35 @@ def test_a_label_does_not_depend_on_when_it_is_made():
         H,
     )
     assert (later.start, later.traffic) == (early.start, early.traffic)
-    assert later.continues and not early.continues
     assert later.late == 1
+
+
+def names(turns):
+    return [one.answer for one in turns]
+
+
+def test_the_continued_branch_leaves_out_siblings_and_retries():
+    first = turn("a1", 100, "Fix it")
+    sibling = dataclasses.replace(first, id="other", choice=1)
+    retried, retry = turn("a2", 200, "More", parent=sibling), turn("a3", 210, "More", parent=sibling)
+    last = turn("a4", 300, parent=retry)
+    turns = continued_turns(session([first, sibling, retried, retry, last]))
+    assert names(turns) == ["a1", "a3", "a4"]
+    assert turns[0] is sibling
+    assert continued_turns(session()) == []
+
+
+def test_a_root_continues_the_answer_before_it_unless_it_is_a_retry():
+    first, retry = turn("a1", 100, "Fix it"), turn("a2", 110, "Fix it")
+    child, edited = turn("a3", 120, parent=retry), turn("a4", 200, "Fix it and answer in German")
+    assert names(continued_turns(session([first, retry]))) == ["a2"]
+    assert names(continued_turns(session([first, retry, child, edited]))) == ["a2", "a3", "a4"]
+
+
+def test_one_event_shows_what_else_its_program_reports():
+    tracked, closed = session(events=[measured(50)]), session(events=[event("session_closed", 9, reason="user")])
+    kinds = ("undo", "tests_run", "shown", "tool_error")
+    assert [is_reported(tracked, kind) for kind in kinds] == [True, True, False, False]
+    assert [is_reported(closed, kind) for kind in kinds] == [True, False, True, True]
+    undone = session(events=[event("undo", 9, hunks=[])])
+    assert [is_reported(undone, kind) for kind in kinds] == [True, False, False, False]

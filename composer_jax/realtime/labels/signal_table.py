@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from composer_jax.errors import UserError
 from composer_jax.extensions import resolve
 from composer_jax.realtime.labels import conversation, edits
-from composer_jax.realtime.labels.signal import SIGNAL_STATES, LabelContext, Signal
+from composer_jax.realtime.labels.signal_types import SIGNAL_STATES, LabelContext, Signal
 from composer_jax.serve.traffic.records import SessionTraffic
 
 SignalFunction = Callable[[SessionTraffic, float, LabelContext], Signal]

@@ -1,19 +1,21 @@
 """A signal of a session and what its measure may use: the texts of the conversation and the judge of follow-ups."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, Protocol
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Literal, Protocol, TypeVar
 
 from composer_jax.data.chat.chat_format import ChatFormat
 from composer_jax.data.chat.messages import ToolCall
 from composer_jax.realtime.labels.judge import FollowUpJudge, RuleJudge
 
+T = TypeVar("T")
 SignalState = Literal["observed", "censored", "undefined"]
 SIGNAL_STATES: tuple[SignalState, ...] = ("observed", "censored", "undefined")
-"""observed: it has a value. censored: something happened that nobody could see. undefined: there was nothing to see,
-which is an outcome and no gap: a session without edits has no share of kept lines."""
+"""observed: it has a value. censored: something may have happened that nobody could see. undefined: there was nothing
+to measure, which is an outcome: a session without edits has no share of kept lines."""
 
-MARKED = "answer of a tool"
+SAMPLE_ANSWER = "answer of a tool"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +52,11 @@ def undefined(*reasons: str) -> Signal:
 class ConversationText(Protocol):
     """Reads token ids of turns. Its texts are used while a label is made and are stored nowhere."""
 
+    @property
+    def version(self) -> str:
+        """Names the format that is read; every labeller's version follows from it."""
+        ...
+
     def answer(self, tokens: Sequence[int]) -> tuple[str, int]:
         """Returns what the agent said in a sampled answer, and the number of its tool calls."""
         ...
@@ -69,10 +76,14 @@ class ChatText:
         tail = next((i for i, (a, b) in enumerate(zip(one[::-1], other[::-1], strict=False)) if a != b), len(one))
         self._head, self._tail = one[:head], one[len(one) - tail :]
 
+        sample = list(chat.render_assistant("a", [ToolCall("a", {})]))
+        parts = (chat.tokenizer.fingerprint, self._head, self._tail, sample)
+        self.version = hashlib.sha256(repr(parts).encode()).hexdigest()[:8]
+
         # Many templates write the answer of a tool as a message of the user, in marks of their own.
-        bridge = chat.bridge(chat.render_assistant("", [ToolCall("a", {})]), [MARKED])
+        bridge = chat.bridge(sample, [SAMPLE_ANSWER])
         bodies = [body for piece in bridge for body in self._bodies(piece)]
-        self._tool_mark = next((body[: body.index(MARKED)] for body in bodies if MARKED in body), None)
+        self._tool_mark = next((body[: body.index(SAMPLE_ANSWER)] for body in bodies if SAMPLE_ANSWER in body), None)
 
     def answer(self, tokens: Sequence[int]) -> tuple[str, int]:
         message = self._chat.parse(tokens)
@@ -94,6 +105,25 @@ class ChatText:
         width = len(self._tail)
         ends = (i for i in range(len(body)) if width and body[i : i + width] == self._tail)
         return body[: next(ends, len(body))]
+
+
+class OnceDecoded:
+    """Reads the ids of one session, each of them once: many signals ask for the same texts."""
+
+    def __init__(self, text: ConversationText) -> None:
+        self.version = text.version
+        self.answer, self.user = _remember(text.answer), _remember(text.user)
+
+
+def _remember(read: Callable[[Sequence[int]], T]) -> Callable[[Sequence[int]], T]:
+    results: dict[int, tuple[Sequence[int], T]] = {}  # holds the ids, so that no others get their address
+
+    def remembered(ids: Sequence[int]) -> T:
+        if id(ids) not in results:
+            results[id(ids)] = ids, read(ids)
+        return results[id(ids)][1]
+
+    return remembered
 
 
 @dataclasses.dataclass(frozen=True)
