@@ -1,22 +1,28 @@
-"""Releases of weights: gate, canary, rollback, and the router between two servers. docs/realtime.md has the whole way.
+"""Production traffic: labels of sessions, and releases of weights with a gate, a canary and a way back.
 
+    python -m launch.traffic label --workdir=runs/live --checkpoint=patches:runs/live/weights
     python -m launch.traffic begin --workdir=runs/live --weights=runs/live/weights --version=12 --serving=11
     python -m launch.traffic gate --workdir=runs/live --anchor=runs/a/stages/evaluate_after.json \\
         --candidate=runs/b/stages/evaluate_after.json
-    python -m launch.traffic canary --workdir=runs/live --labels=FILE --server=http://127.0.0.1:8001
+    python -m launch.traffic canary --workdir=runs/live --server=http://127.0.0.1:8002 \\
+        --traffic=runs/live/anchor --traffic=runs/live/candidate
     python -m launch.traffic rollback --workdir=runs/live --reason="users cannot undo"
     python -m launch.traffic status --workdir=runs/live
     python -m launch.traffic route --workdir=runs/live --port=8000 --anchor=http://127.0.0.1:8001 \\
         --candidate=http://127.0.0.1:8002
+    python -m launch.traffic forget --workdir=runs/live --user=NAME
 
-begin opens a release of a version that exists in a folder of versions (rl.publish of a trainer); the version that
-serves makes it an A/A test, which comes before the first canary. gate compares two evaluations of launch.evaluate.
-canary starts, looks once at the labels so far, and goes on, waits, holds or rolls back; run it again and again. A held
-release goes on with --approve=REASON, or ends with gate --refuse=REASON. rollback publishes the weights that served
-before as a new version. Every command but route ends with a line of JSON on stdout.
+label measures what became of the sessions that are old enough. begin opens a release of a version that exists in a
+folder of versions (rl.publish of a trainer); the version that serves makes it an A/A test, which comes before the first
+canary. gate compares two evaluations of launch.evaluate. canary starts, looks once at the labels so far, and goes on,
+waits, holds or rolls back; run it again and again. A held release goes on with --approve=REASON, or ends with gate
+--refuse=REASON. rollback publishes the weights that served before as a new version. status also writes
+WORKDIR/report.html. All commands but label and route end with a line of JSON on stdout. docs/realtime.md has the way
+from the first server to a release.
 """
 
 import getpass
+from pathlib import Path
 
 from absl import flags as absl_flags
 
@@ -25,14 +31,18 @@ from launch import flags, hosts
 from launch.json_result import print_json
 
 COMMANDS = {
+    "label": ("traffic", "horizon_s", "checkpoint", "judge", "judge_model", "judge_key"),
+    "forget": ("traffic", "session", "user"),
     "begin": ("weights", "version", "serving", "learner", "run"),
     "gate": ("anchor", "candidate", "margin", "approve", "refuse"),
-    "canary": ("labels", "server", "router", "horizon_s", "harm", "planned_users", "skip_aa", "approve"),
+    "canary": ("traffic", "labels", "server", "router", "horizon_s", "harm", "planned_users", "skip_aa", "approve"),
     "rollback": ("to", "reason"),
     "route": ("host", "port", "anchor", "candidate"),
-    "status": (),
+    "status": ("traffic", "horizon_s"),
 }
 """Command -> the flags that it takes beside --workdir."""
+HORIZON_S = 3600.0
+"""The default age of labels."""
 
 
 def define(values):
@@ -40,6 +50,19 @@ def define(values):
     integer = lambda name, meaning: absl_flags.DEFINE_integer(name, None, meaning, flag_values=values)  # noqa: E731
     number = lambda name, meaning: absl_flags.DEFINE_float(name, None, meaning, flag_values=values)  # noqa: E731
     string("workdir", "The folder whose releases/ has a file per release.")
+    absl_flags.DEFINE_multi_string(
+        "traffic",
+        [],
+        "label, canary, forget, status: a folder that launch.serve --traffic writes; may be repeated. The default is "
+        "WORKDIR/traffic, if it is there.",
+        flag_values=values,
+    )
+    string("checkpoint", "label: weights whose tokenizer and template wrote the traffic; without, texts are not read.")
+    string("judge", "label: address of a model that judges follow-ups, up to /v1; without, rules do.")
+    string("judge_model", "label: the name of that model.")
+    string("judge_key", "label: its API key.")
+    string("session", "forget: X-Session-ID of the session that is deleted.")
+    string("user", "forget: X-User-ID, or the hash, of the user whose sessions are deleted.")
     string("weights", "begin: the folder or URL of versions of the weights.")
     integer("version", "begin: the candidate; the version that serves is an A/A test.")
     integer("serving", "begin: the version that serves now; the default is what the last release left.")
@@ -60,7 +83,11 @@ def define(values):
         flag_values=values,
     )
     string("router", "canary: the address of the router, which knows errors and latency of both arms.")
-    number("horizon_s", "canary: the age of the labels in seconds, which a step takes at least; the default is 3600.")
+    number(
+        "horizon_s",
+        "label, canary, status: the age of the labels in seconds, which a canary's step takes at least; the default is "
+        "3600.",
+    )
     number("harm", "canary: an effect below minus this rolls back; the default is 0.")
     integer("planned_users", "canary: users after which the intervals are tightest; the default is 2000.")
     absl_flags.DEFINE_boolean("skip_aa", False, "canary: starts without an A/A test before.", flag_values=values)
@@ -85,12 +112,50 @@ def main(values, words):
             _require(values, name, "route")
         route(values.workdir, values.anchor, values.candidate, values.host or "127.0.0.1", values.port or 8000)
         return
+    if command in ("label", "forget"):
+        {"label": _label, "forget": _forget}[command](values)
+        return
+    if command != "status":
+        _change(command, values)
+    _show(command, values)
+
+
+def _show(command, values):
+    """Prints the releases; the command `status` also shows the traffic and writes the page."""
     from composer_jax.realtime.release.releases import read_releases
     from composer_jax.realtime.release.steps import status
 
-    if command != "status":
-        _change(command, values)
-    print_json(status(read_releases(values.workdir)), None)
+    shown = status(read_releases(values.workdir))
+    if command == "status":
+        from composer_jax.stages.traffic import traffic_counts, write_traffic_page
+
+        folders = _folders(values)
+        page = write_traffic_page(values.workdir, folders, values.horizon_s or HORIZON_S)
+        shown |= {"traffic": traffic_counts(folders), "page": str(page)}
+    print_json(shown, None)
+
+
+def _folders(values, *, is_needed=False):
+    """The folders of traffic; none if WORKDIR/traffic is not there and none is named."""
+    from composer_jax.stages.traffic import DEFAULT, traffic_folders
+
+    is_there = values.traffic or (Path(values.workdir).expanduser() / DEFAULT).exists()
+    return traffic_folders(values.workdir, values.traffic) if is_there or is_needed else []
+
+
+def _label(values):
+    from composer_jax.stages.traffic import judge_at, label_traffic
+
+    judge = judge_at(values.judge or "", values.judge_model or "", values.judge_key or "")
+    folders = _folders(values, is_needed=True)
+    label_traffic(folders, values.horizon_s or HORIZON_S, values.checkpoint or "", judge)
+
+
+def _forget(values):
+    from composer_jax.stages.traffic import forget_traffic
+
+    folders = _folders(values, is_needed=True)
+    print_json({"forgotten": forget_traffic(folders, session=values.session or "", user=values.user or "")}, None)
 
 
 def _change(command, values):
@@ -132,14 +197,24 @@ def _canary(folder, values):
     from composer_jax.realtime.release.canary import CanaryRules, read_rows, read_service
     from composer_jax.realtime.release.steps import canary_step
 
+    if values.labels and values.traffic:
+        raise UserError(f"--labels={values.labels} and --traffic are two sources of labels; give one of the two.")
     canary_step(
         folder,
-        read_rows(values.labels) if values.labels else [],
+        read_rows(values.labels) if values.labels else _canary_labels(folder, values),
         CanaryRules(**_given(values, "horizon_s", "harm", "planned_users")),
         servers=values.server,
         service=read_service(values.router) if values.router else None,
         skip_aa=values.skip_aa,
     )
+
+
+def _canary_labels(folder, values):
+    from composer_jax.stages.traffic import rows_of_canary
+
+    if not folder.releases or not (folders := _folders(values)):
+        return []
+    return rows_of_canary(folders, values.horizon_s or HORIZON_S, folder.last)
 
 
 def _rollback(folder, values):
@@ -163,4 +238,4 @@ def _require(values, name, command):
 
 
 if __name__ == "__main__":
-    flags.run(main, define=define, arguments="begin|gate|canary|rollback|status|route", processes=hosts.NO_DEVICES)
+    flags.run(main, define=define, arguments="|".join(COMMANDS), processes=hosts.NO_DEVICES)

@@ -54,7 +54,8 @@ def test_a_release_and_its_rollback(tmp_path, run, weights):
     receiver = WeightReceiver(weights)
     receiver.receive()
     assert receiver.arrays["w"].tolist() == [1, 1, 1]
-    assert run("status")[1] == shown
+    status = run("status")[1]
+    assert status == shown | {"traffic": [], "page": str(tmp_path / "report.html")}
 
 
 def test_a_worse_candidate_fails(tmp_path, run, weights):
@@ -70,7 +71,7 @@ def test_a_worse_candidate_fails(tmp_path, run, weights):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("fly",), "the command is fly; use one of begin, gate"),
+        (("fly",), "the command is fly; use one of label, forget, begin, gate"),
         (("begin", "--version=3"), "begin needs --weights"),
         (("gate", "--harm=0.1"), "--harm is not a flag of gate"),
         (("rollback",), "rollback needs --reason"),

@@ -50,6 +50,7 @@ class TrafficPolicy:
     fingerprint: str = ""
     """Of the model's tokenizer and template; see `text_fingerprint`."""
     salt: str = ""
+    """Of the hashes; random unless the file names one, which the folders of servers with the same users share."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.consent_text, str) or not self.consent_text.strip():
@@ -114,7 +115,9 @@ def claim_policy(folder: Path, file: str, fingerprint: str) -> TrafficPolicy:
             f"{folder} has the traffic of a model with another tokenizer or template ({old.fingerprint}; that of this "
             f"model is {fingerprint}); choose another --traffic."
         )
-    salt = old.salt if old is not None else secrets.token_hex(16)
+    if old is not None and policy.salt not in ("", old.salt):
+        raise UserError(f"{folder} has another salt than --traffic_policy={file}; choose another --traffic.")
+    salt = old.salt if old is not None else policy.salt or secrets.token_hex(16)
     policy = dataclasses.replace(policy, fingerprint=fingerprint, salt=salt)
     content = json.dumps(dataclasses.asdict(policy), indent=1, ensure_ascii=False) + "\n"
     if old is None or policy != old:
