@@ -112,7 +112,13 @@ class OnceDecoded:
 
     def __init__(self, text: ConversationText) -> None:
         self.version = text.version
-        self.answer, self.user = _remember(text.answer), _remember(text.user)
+        self._answer, self._user = _remember(text.answer), _remember(text.user)
+
+    def answer(self, tokens: Sequence[int]) -> tuple[str, int]:
+        return self._answer(tokens)
+
+    def user(self, suffix: Sequence[int]) -> str | None:
+        return self._user(suffix)
 
 
 def _remember(read: Callable[[Sequence[int]], T]) -> Callable[[Sequence[int]], T]:
