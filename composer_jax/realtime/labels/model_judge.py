@@ -3,6 +3,7 @@
 What bounds a message that gives orders to the judge:
 - It is quoted as one JSON string in a fence with a random number, so that it can neither close the quotation nor write
   a message of its own.
+- Secrets, addresses and home folders are redacted (serve/traffic/redaction.py).
 - One token is sampled, and only three random letters count. They change from vote to vote, so that a message cannot
   name one. Anything else is no vote.
 - A majority of all votes decides, over two prompts; votes that do not agree are 0. Fewer valid votes than a majority
@@ -25,6 +26,7 @@ from urllib.parse import urlsplit
 
 from composer_jax.errors import UserError
 from composer_jax.realtime.labels.judge import FollowUp, JudgeError, JudgeUnavailable
+from composer_jax.serve.traffic.redaction import redact
 
 VOTES = (3, 5)
 TEXT_LIMIT = 4000
@@ -105,7 +107,7 @@ class ModelJudge:
         fence = f"{self._random.getrandbits(64):016x}"
         classes = "\n".join(f"{letter}: {CLASSES[value]}" for letter, value in letters.items())
         quoted = "\n".join(
-            f"[{fence} {name}]\n{quote(text)}\n[end {fence}]"
+            f"[{fence} {name}]\n{quote(redact(text))}\n[end {fence}]"
             for name, text in (("agent", follow_up.answer), ("user", follow_up.text))
         )
         messages = [

@@ -83,15 +83,21 @@ class ChatText:
         # Many templates write the answer of a tool as a message of the user, in marks of their own.
         bridge = chat.bridge(sample, [SAMPLE_ANSWER])
         bodies = [body for piece in bridge for body in self._bodies(piece)]
-        self._tool_mark = next((body[: body.index(SAMPLE_ANSWER)] for body in bodies if SAMPLE_ANSWER in body), None)
+        marks = next((body.partition(SAMPLE_ANSWER)[::2] for body in bodies if SAMPLE_ANSWER in body), ("", ""))
+        self._tool_marks = marks if any(marks) else None
 
     def answer(self, tokens: Sequence[int]) -> tuple[str, int]:
         message = self._chat.parse(tokens)
         return message.content, len(message.calls)
 
     def user(self, suffix: Sequence[int]) -> str | None:
-        mark = self._tool_mark
-        return next((body for body in self._bodies(suffix) if not mark or not body.startswith(mark)), None)
+        return next((body for body in self._bodies(suffix) if not self._is_tool_answer(body)), None)
+
+    def _is_tool_answer(self, body: str) -> bool:
+        if self._tool_marks is None:
+            return False
+        begin, end = self._tool_marks
+        return body.startswith(begin) and body.endswith(end)
 
     def _bodies(self, suffix: Sequence[int]) -> Iterator[str]:
         """Yields the text of every message that is written as a user's, the last one first."""
@@ -112,7 +118,13 @@ class OnceDecoded:
 
     def __init__(self, text: ConversationText) -> None:
         self.version = text.version
-        self.answer, self.user = _remember(text.answer), _remember(text.user)
+        self._answer, self._user = _remember(text.answer), _remember(text.user)
+
+    def answer(self, tokens: Sequence[int]) -> tuple[str, int]:
+        return self._answer(tokens)
+
+    def user(self, suffix: Sequence[int]) -> str | None:
+        return self._user(suffix)
 
 
 def _remember(read: Callable[[Sequence[int]], T]) -> Callable[[Sequence[int]], T]:

@@ -164,6 +164,10 @@ def test_an_answer_with_a_secret_is_not_sent():
         with pytest.raises(JudgeError, match="secret"):
             ModelJudge(url, "m").vote(FollowUp("hm", answer="password=x", has_secret=True))
         assert bodies == []
+        secret = "ghp_" + "a1B2" * 9
+        assert ModelJudge(url, "m").vote(FollowUp(f"It is broken, my token is {secret}", answer=f"See {secret}")) == -1
+    assert len(bodies) == 3
+    assert secret not in json.dumps(bodies)
 
 
 @pytest.mark.parametrize(

@@ -87,11 +87,10 @@ def test_a_labeller_changes_with_its_format_its_grace_and_the_files_of_own_signa
         version = "other"
 
     versions = [version(), version(grace=1.0), version(LabelContext(OtherText()))]
-    for name in ("one", "two"):  # one path, another file at each time
-        file = tmp_path / name / "own.py"
-        file.parent.mkdir()
-        file.write_text(f"def keep(traffic, horizon, context):\n    return '{name}'\n")
-        versions.append(version(own={"mine": f"{file}:keep"}))
+    file = tmp_path / "own.py"
+    for body in ("return 1", "return 2"):
+        file.write_text(f"def turns(traffic, horizon, context):\n    {body}\n")
+        versions.append(version(own={"mine": f"{file}:turns"}))
     assert len({one.labeller for one in versions}) == 5
     assert version().labeller == versions[0].labeller
 

@@ -169,7 +169,8 @@ def test_choices_and_retries_are_not_judged_against_each_other():
     assert value_of("follow_up", turns, events).value == 0
     assert [value_of(name, turns, events).value for name in ("seconds", "tokens", "calls")] == [10, 12, 2]
     retry = turn("a2", 160, "Fix the parser of dates", CALL + "Done.")
-    assert value_of("follow_up", [first, retry], [SEEN]).value == 0
+    for events in ([SEEN], [event("follow_up", 105, "a1")]):
+        assert value_of("follow_up", [first, retry], events) == observed(0, "no follow-up")
     left = [SEEN, event("tool_error", 99, "a1", error="unknown_tool")]
     assert value_of("invalid_calls", [first, retry], left).value == 0
 
@@ -298,3 +299,5 @@ def test_messages_of_users_are_told_from_answers_of_tools(name):
     assert text.user(answers + prompt) is None
     assert text.user([*answers, *chat.user(["Still wrong"]), *prompt]) == "Still wrong"
     assert text.user([*first, *prompt, *sampled, *answers, *prompt]) == "Fix it"
+    begins_like_a_tool = text.user([*chat.user(["<tool_response>\nStill wrong"]), *prompt])
+    assert begins_like_a_tool and begins_like_a_tool.endswith("Still wrong")
