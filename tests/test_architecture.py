@@ -56,6 +56,7 @@ WITHOUT_JAX = (
     "rl.rollout",
     "rl.workers",
     "evals.suite",
+    "realtime.track",
 )
 JAX_WORLD = {"jax", "jaxlib", "flax", "optax", "orbax", "chex"}
 # The agent talks to whatever samples through one protocol.
