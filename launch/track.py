@@ -15,11 +15,13 @@ Where the agent is no command, or nothing shall wait:
     python -m launch.track --session=ID test -- pytest -q      # the user's tests: their exit code, before and after
     python -m launch.track --session=ID mark                   # where several agents work: the last change was ID's
     python -m launch.track status
+    python -m launch.track --session=ID forget                 # deletes what is remembered of the session
 
 Sent are counts and hashes, never code: docs/realtime_track.md. The server has to run with --traffic. A command that is
 called like one of these words is given as `run -- COMMAND...`.
 """
 
+import functools
 import os
 import sys
 from pathlib import Path
@@ -47,7 +49,7 @@ def main(values, words):
     from composer_jax.realtime.track.git_hooks import install_hooks, remove_hooks
     from composer_jax.realtime.track.tracker import Tracker
 
-    tracker = Tracker(Path(values.repository))
+    tracker = Tracker(Path(values.repository), report=functools.partial(print, flush=True))
     session = values.session
     key = os.environ.get("COMPOSER_JAX_API_KEY", "") if values.api_key is None else values.api_key
     commands = {
@@ -56,6 +58,7 @@ def main(values, words):
         "stop": lambda: tracker.stop(session, values.test_command),
         "check": lambda: tracker.check(session or None),
         "follow": lambda: tracker.follow(session),
+        "forget": lambda: tracker.forget(session),
         "status": lambda: print(*(tracker.status() or [f"no session is tracked in {tracker.tree.root}"]), sep="\n"),
         "install_hook": lambda: print("wrote", *install_hooks(tracker.tree.root)),
         "remove_hook": lambda: print("changed", *remove_hooks(tracker.tree.root) or ["no file"]),

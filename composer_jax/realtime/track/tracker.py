@@ -147,9 +147,14 @@ class Tracker:
             for session in sessions:
                 if session.stopped is not None:
                     self._check(session, timeline, only_changed)
+        refusals = []
         for session in sessions:
-            if session.stopped is not None:
+            try:
                 self._send(session.session)
+            except UserError as refusal:  # of this session; the others are sent
+                refusals.append(refusal)
+        if refusals:
+            raise refusals[0]
         left = self.store.load_all() if name is None else [self.store.load(name)]
         dues = [_next_due(session) for session in left if session is not None and session.stopped is not None]
         return min((due for due in dues if due is not None), default=None)
@@ -200,6 +205,14 @@ class Tracker:
         self._report(f"session {name}: followed for a day; Ctrl-C ends that, and the command follow continues it")
         self.follow(name, sleep)
         return code
+
+    def forget(self, name: str) -> None:
+        """Deletes what is remembered of a session; nothing more of it is sent."""
+        with self.store.lock():
+            session = self._known(name)
+            if session.stopped is None:  # for other sessions, it is no longer at work
+                self.store.add_snapshot(Snapshot(self._clock(), session.tree, session.key, "stop"))
+            self._delete(name)
 
     def status(self) -> list[str]:
         """Returns a sentence for each session."""
@@ -313,9 +326,12 @@ class Tracker:
             if session.queue or session.stopped is None or _next_due(session) is not None:
                 self.store.save(session)
             else:
-                self.store.delete(name)
-                if not self.store.load_all():
-                    self.tree.remove_objects()
+                self._delete(name)
+
+    def _delete(self, name: str) -> None:
+        self.store.delete(name)
+        if not self.store.load_all():
+            self.tree.remove_objects()
 
     def _send_unreachable(self, session: TrackedSession) -> None:
         now = self._clock()

@@ -52,10 +52,9 @@ class WorkingTree:
             raise UserError(f"--repository={folder} is not a folder; name a folder of a git repository")
         anywhere = {"GIT_CEILING_DIRECTORIES": "", "GIT_DISCOVERY_ACROSS_FILESYSTEM": "1"}
         try:
-            answer = run_git(
-                "rev-parse", "--is-inside-work-tree", "--absolute-git-dir", cwd=folder, environment=anywhere
-            )
-            inside, git_folder = answer.decode(errors="surrogateescape").splitlines()
+            asked = ("--is-inside-work-tree", "--show-object-format", "--absolute-git-dir")
+            answer = run_git("rev-parse", *asked, cwd=folder, environment=anywhere)
+            inside, object_format, git_folder = os.fsdecode(answer).splitlines()
         except GitError as error:
             raise UserError(
                 f"--repository={folder} is in no git repository ({last_line(str(error))}); run git init there"
@@ -66,6 +65,7 @@ class WorkingTree:
         self.root = Path(os.fsdecode(top.removesuffix(b"\n")))
         self.git_folder = Path(git_folder)
         self.folder = self.git_folder / "composer_jax" / "track"
+        self._no_object = b"0" * (64 if object_format == "sha256" else 40)
 
     def is_reachable(self) -> bool:
         """Whether the working tree and its git directory are still there."""
@@ -116,7 +116,10 @@ class WorkingTree:
         return contents
 
     def read(self, path: str) -> bytes | None:
-        """Returns a file of the working tree; None where there is no regular file, or one reached through a link."""
+        """Returns a file of the working tree; None where there is no regular file, or one reached through a link.
+
+        Raises UserError: the file may not be read.
+        """
         file = self.root / path
         try:
             if file.parent.resolve() != self.root.resolve() / Path(path).parent:
@@ -126,6 +129,8 @@ class WorkingTree:
             return file.read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             return None
+        except OSError as error:
+            raise UserError(f"cannot read {file} ({error.strerror}); let the tracker read it") from error
 
     def renamed(self, tree: str, paths: Iterable[str]) -> dict[str, str]:
         """Returns the new paths of files of a snapshot that were renamed since, RENAME_SIMILARITY given."""
@@ -197,7 +202,7 @@ class WorkingTree:
                 regular.append((path, "100755" if os.access(file, os.X_OK) else "100644"))
         names = b"".join(path + b"\n" for path, _ in regular)
         hashes = self._git("hash-object", "-w", "--no-filters", "--stdin-paths", stdin=names).split()
-        entries = [b"0 %s\t%s\0" % (b"0" * 40, path) for path in removed]
+        entries = [b"0 %s\t%s\0" % (self._no_object, path) for path in removed]
         for (path, mode), name in zip(regular, hashes, strict=True):
             entries.append(b"%s %s\t%s\0" % (mode.encode(), name, path))
         own = {"GIT_INDEX_FILE": str(index)}

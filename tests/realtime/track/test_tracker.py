@@ -468,3 +468,39 @@ def test_payloads_have_the_counts_of_the_records(repository):
     (payload,) = repository.events("edited_after")
     assert payload.keys() == EVENT_FIELDS["edited_after"].keys()
     assert dataclasses.is_dataclass(repository.queue()[0])
+
+
+def test_a_session_that_is_refused_does_not_keep_others_back(repository, server):
+    start_and_stop(repository, server, name="good")
+    repository.now += 1
+    repository.tracker.start("bad", f"{server.url}/elsewhere")
+    repository.tracker.stop("bad")
+    repository.now += 1000
+    server.answer = (404, "", {})
+    with pytest.raises(UserError, match="'good'"):
+        repository.tracker.check()
+    assert [path for path, _, _ in server.requests] == ["/events", "/elsewhere/events"]
+
+
+def test_a_forgotten_session_leaves_nothing_and_is_no_longer_at_work(repository):
+    repository.session(name="one")
+    repository.tracker.start("two", NOWHERE)
+    repository.tracker.forget("two")
+    repository.write("main.py", SOURCE)
+    assert repository.edited(name="one") == dict(added=4, deleted=4, others=6, others_kept=6)
+    repository.tracker.forget("one")
+    names = {path.name for path in repository.tracker.tree.folder.rglob("*")}
+    assert names == {"lock", "sessions"}
+
+
+def test_a_repository_of_sha256_objects(repository, tmp_path):
+    repository.root = tmp_path / "sha256"
+    repository.root.mkdir()
+    repository.git("init", "-q", "--object-format=sha256")
+    repository.write("main.py", SOURCE)
+    repository.write("old.py", "x = call(1)\n")
+    repository.commit("first")
+    repository.tracker = repository.new_tracker()
+    (repository.root / "old.py").unlink()
+    repository.session()
+    assert repository.edited() == KEPT
