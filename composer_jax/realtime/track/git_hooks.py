@@ -54,10 +54,12 @@ def _command() -> str:
     """A line for a shell script that runs in the top folder of a working tree."""
     library = Path(__file__).resolve().parents[3]
     python = f"PYTHONPATH={shlex.quote(str(library))} {shlex.quote(sys.executable)} -m launch.track"
-    folder = '"$(git rev-parse --git-dir)/composer_jax/track"'
-    return (
-        f"if test -d {folder}/sessions; then ({python} --repository=. check < /dev/null > {folder}/hook.log 2>&1 &) fi"
-    )
+    git_folder = '"$(git rev-parse --git-dir)"'
+    folder = f"{git_folder}/composer_jax/track"
+    # A rebase commits many times; post-rewrite ends it.
+    is_quiet = f'test "${{0##*/}}" = post-rewrite || test ! -d {git_folder}/rebase-merge'
+    check = f"({python} --repository=. check < /dev/null > {folder}/hook.log 2>&1 &)"
+    return f"if test -d {folder}/sessions && {{ {is_quiet}; }}; then {check} fi"
 
 
 def _hooks_folder(root: Path) -> Path:

@@ -1,7 +1,10 @@
 """What a user does after an agent, in a real repository, and how its lines then count."""
 
+import random
+
 import pytest
 
+from tests.realtime.track.line_history import History, flat, formatted
 from tests.realtime.track.tracked_repository import AGENT, SOURCE
 
 KEPT = dict(added=4, added_kept=4, deleted=4, deleted_kept=4, others=6, others_kept=6)
@@ -249,6 +252,16 @@ def test_restoring_the_files_loses_all_and_is_an_undo(repository, act):
     assert len(undo["hunks"]) == 2 and all(len(bytes.fromhex(digest)) == 32 for digest in undo["hunks"])
 
 
+def test_restoring_one_file_and_stashing_the_other_is_no_undo(repository):
+    repository.write("other.py", SOURCE)
+    repository.commit("other")
+    repository.session({"main.py": AGENT, "other.py": AGENT})
+    repository.git("stash", "push", "-q", "other.py")
+    repository.git("checkout", "-q", "main.py")
+    assert repository.edited() == dict(added=4, deleted=4, censored=8, others=12, others_kept=12)
+    assert repository.events("undo") == []
+
+
 def test_restoring_later_than_ten_minutes_is_no_undo(repository):
     repository.session()
     assert repository.edited() == KEPT
@@ -351,6 +364,37 @@ def test_links_and_submodules_are_no_files(repository, tmp_path):
     (repository.root / "main.py").unlink()
     (repository.root / "main.py").symlink_to(secret)
     assert repository.edited(3600) == dict(added=4, deleted=4, deleted_kept=4, others=6)
+
+
+def test_a_folder_that_became_a_link_is_not_followed(repository, tmp_path):
+    repository.session({"folder/a.py": "line = call(1)\n"})
+    (repository.root / "folder").rename(tmp_path / "outside")
+    (repository.root / "folder").symlink_to(tmp_path / "outside")
+    assert repository.edited() == dict(added=1)
+
+
+def test_random_histories_of_a_file_in_git(repository):
+    """With a commit, a new name and a formatter, each in a part of the histories."""
+    for seed in range(16):
+        chance = random.Random(seed)
+        history = History(chance, duplicates=False)
+        history.play()
+        name, path = f"s{seed}", f"file_{seed}.py"
+        repository.write(path, flat(history.before))
+        repository.commit("before")
+        repository.session({path: flat(history.after)}, name)
+        if seed % 2:
+            repository.commit("after")
+        if seed % 3 == 0:
+            (repository.root / path).rename(repository.root / f"renamed_{path}")
+            repository.tracker.check(name)
+            path = f"renamed_{path}"
+        repository.write(path, formatted(history.later, chance) if seed % 4 else flat(history.later))
+        repository.commit("later")
+        edited = repository.edited(name=name)
+        counts = tuple(edited.get(field, 0) for field in ("added", "added_kept", "deleted", "deleted_kept"))
+        assert counts == history.truth(), seed
+        assert "censored" not in edited
 
 
 @pytest.mark.parametrize(
