@@ -125,5 +125,5 @@ def _raise_refusal(url: str, session: str, error: urllib.error.HTTPError) -> Non
         where = error.headers.get("Location", "another address")
         raise UserError(f"{url} redirects to {where}; name the server itself in --server") from error
     raise UserError(
-        f"{url} refuses events of session {session!r} ({error.code}: {message}); update the client"
+        f"{url} refuses events of session {session!r} ({error.code}: {message}); correct --turn, or update the client"
     ) from error

@@ -41,13 +41,15 @@ RETRY_S = (60.0, 3600.0)
 """First and longest pause after the server could not be reached; a pause is twice the one before."""
 EXPIRY_S = 7 * 86400.0
 """Age at which an event that could not be sent is dropped."""
+MAX_HUNKS = 1000
+"""Hashes of hunks in one event."""
 CLOCK_SLACK_S = 60.0
 """Seconds that a clock may be set back."""
 
 
 def latest_measurement(horizon: float) -> float:
-    """Returns the age until which a measurement counts for a horizon: half a horizon later, at most an hour."""
-    return horizon + min(horizon / 2, 3600.0)
+    """Returns the age until which a measurement counts for a horizon: a tenth of it and a minute later."""
+    return 1.1 * horizon + 60.0
 
 
 class Tracker:
@@ -255,7 +257,7 @@ class Tracker:
         if _is_undone(counts) and not session.undone and age <= UNDO_S + UNDO_SLACK_S:
             session.undone = True
             hunks = [digest for diff in session.files for digest in hunk_hashes(diff, session.key)]
-            self._add(session, "undo", now, {"hunks": hunks})
+            self._add(session, "undo", now, {"hunks": hunks[:MAX_HUNKS]})
         for horizon in due:
             in_time = age <= latest_measurement(horizon)
             lines = counts if in_time else all_censored(session.files)

@@ -252,6 +252,17 @@ def test_restoring_the_files_loses_all_and_is_an_undo(repository, act):
     assert len(undo["hunks"]) == 2 and all(len(bytes.fromhex(digest)) == 32 for digest in undo["hunks"])
 
 
+def test_the_hashes_of_an_undo_are_bounded(repository):
+    before, after = ("".join(f"line_{i} = {i if i % 2 else old}\n" for i in range(1200)) for old in (-1, -2))
+    for path in ("one.py", "two.py"):
+        repository.write(path, before)
+    repository.session({"one.py": after, "two.py": after})
+    for path in ("one.py", "two.py"):
+        repository.write(path, before)
+    assert repository.edited() == dict(added=1200, deleted=1200, others=1200, others_kept=1200)
+    assert len(set(repository.events("undo")[0]["hunks"])) == 1000
+
+
 def test_restoring_one_file_and_stashing_the_other_is_no_undo(repository):
     repository.write("other.py", SOURCE)
     repository.commit("other")
