@@ -75,7 +75,12 @@ def kept_lines(tree: WorkingTree, session: TrackedSession, timeline: Sequence[Sn
 
 def _read_texts(tree: WorkingTree, session: TrackedSession) -> dict[str, str | None]:
     """For each file its text now, by the path after the session; "" if it is deleted, None if it cannot be compared."""
-    contents = {diff.path: tree.read(session.renamed.get(diff.path, diff.path)) for diff in session.files}
+    contents = {diff.path: tree.read(diff.path) for diff in session.files}
+    for path, new_path in list(session.renamed.items()):
+        if contents[path] is None:
+            contents[path] = tree.read(new_path)
+        else:  # renamed back, or a branch on which it was not renamed
+            del session.renamed[path]
     missing = [diff.path for diff in session.files if contents[diff.path] is None and diff.after]
     if missing:
         for path, new_path in tree.renamed(session.tree, missing).items():

@@ -247,8 +247,7 @@ class Tracker:
         now = self._now(session)
         age = now - session.stopped
         due = [horizon for horizon in HORIZONS_S if horizon not in session.measured and age >= horizon]
-        paths = [session.renamed.get(diff.path, diff.path) for diff in session.files]
-        fingerprint = self.tree.fingerprint(paths)
+        fingerprint = self.tree.fingerprint([*(diff.path for diff in session.files), *session.renamed.values()])
         if only_changed and not due and fingerprint == self._seen.get(session.session):
             return
         self._seen[session.session] = fingerprint

@@ -60,6 +60,21 @@ def move_uncommitted(repository):
     (repository.root / "main.py").unlink()
 
 
+def rename_and_back(repository):
+    (repository.root / "main.py").rename(repository.root / "renamed.py")
+    repository.tracker.check("s")
+    (repository.root / "renamed.py").rename(repository.root / "main.py")
+
+
+def rename_on_another_branch(repository):
+    repository.commit("the agent's work")
+    repository.git("checkout", "-q", "-b", "feature")
+    repository.git("mv", "main.py", "renamed.py")
+    repository.commit("renamed")
+    repository.tracker.check("s")
+    repository.git("checkout", "-q", "main")
+
+
 def format_file(repository):
     repository.write("main.py", FORMATTED)
 
@@ -113,6 +128,8 @@ def merge_conflict(repository):
         amend,
         rename,
         move_uncommitted,
+        rename_and_back,
+        rename_on_another_branch,
         format_file,
         branch_and_back,
         new_branch_with_the_work,
@@ -125,6 +142,7 @@ def test_the_agents_lines_are_kept(repository, act):
     repository.session()
     act(repository)
     assert repository.edited() == KEPT
+    assert len(repository.events("undo")) == (act is revert_and_rewrite)
 
 
 def test_lines_between_marks_of_a_conflict_are_kept(repository):
