@@ -36,10 +36,17 @@ def all_censored(files: Sequence[FileDiff]) -> KeptLines:
     return KeptLines(censored=sum(len(diff.added) + len(diff.deleted) + diff.unclear for diff in files))
 
 
-def lines_in(files: Sequence[FileDiff], texts: Mapping[str, bytes]) -> tuple[int, int]:
-    """Returns (added lines that are in these contents of the files, deleted ones that are not), such as of a commit."""
-    survivals = [measure(diff, decode(texts.get(diff.path, b"")) or "") for diff in files]
-    return sum(sum(one.added_kept) for one in survivals), sum(sum(one.deleted_kept) for one in survivals)
+def lines_in_commit(tree: WorkingTree, session: TrackedSession, commit: str) -> tuple[int, int]:
+    """Returns (added lines that are in a commit, deleted ones that are not). Files that the commit lacks count nowhere,
+    unless the session deleted them."""
+    contents = tree.contents(commit, [*(diff.path for diff in session.files), *session.renamed.values()])
+    added = deleted = 0
+    for diff in session.files:
+        content = contents.get(diff.path, contents.get(session.renamed.get(diff.path, "")))
+        if content is not None or not diff.after:
+            survival = measure(diff, decode(content or b"") or "")
+            added, deleted = added + sum(survival.added_kept), deleted + sum(survival.deleted_kept)
+    return added, deleted
 
 
 def kept_lines(tree: WorkingTree, session: TrackedSession, timeline: Sequence[Snapshot]) -> KeptLines:

@@ -23,7 +23,7 @@ from composer_jax.realtime.track.event_sender import (
     queued_event,
     send_events,
 )
-from composer_jax.realtime.track.kept_lines import KeptLines, all_censored, kept_lines, lines_in
+from composer_jax.realtime.track.kept_lines import KeptLines, all_censored, kept_lines, lines_in_commit
 from composer_jax.realtime.track.session_diff import session_diff
 from composer_jax.realtime.track.tracked_session import SessionStore, Snapshot, TrackedSession
 from composer_jax.realtime.track.working_tree import WorkingTree
@@ -86,6 +86,8 @@ class Tracker:
             now = self._now(session)
             if session.stopped is None and session.tree:
                 raise UserError(f"session {name!r} is already started; stop it first, or track another session")
+            if session.stopped is not None:
+                self._check(session, self.store.timeline(), only_changed=False)
             tree = self.tree.snapshot()
             session.server, session.api_key, session.turn = server, api_key, turn
             session.stopped, session.tree = None, tree
@@ -118,7 +120,7 @@ class Tracker:
             session.stopped, session.measured, session.undone, session.renamed = now, [], False, {}
             session.branches = [branch for branch in [self.tree.branch()] if branch is not None]
             session.old_stashes = [commit for commit, _ in self.tree.stashes()]
-            self._note_commit(session, now)
+            self._new_commit(session, timeline)  # of the agent: no event, or it would learn to commit
             self.store.save(session)
         self._report(_describe(session))
         if test_command:
@@ -252,7 +254,8 @@ class Tracker:
             return
         self._seen[session.session] = fingerprint
         counts = kept_lines(self.tree, session, timeline)
-        self._note_commit(session, now)
+        if (added := self._new_commit(session, timeline)) is not None:
+            self._add(session, "commit", now, {"added_kept": added})
         if _is_undone(counts) and not session.undone and age <= UNDO_S + UNDO_SLACK_S:
             session.undone = True
             hunks = [digest for diff in session.files for digest in hunk_hashes(diff, session.key)]
@@ -264,19 +267,20 @@ class Tracker:
             session.measured.append(horizon)
         self.store.save(session)
 
-    def _note_commit(self, session: TrackedSession, now: float) -> None:
-        """Adds an event if the current commit is new and has more of the session's changes than any before."""
+    def _new_commit(self, session: TrackedSession, timeline: Sequence[Snapshot]) -> int | None:
+        """The added lines in the current commit, if it is new and has more of the changes than any before; or None."""
         head = self.tree.head()
         if head is None or head == session.head:
-            return
+            return None
         session.head = head
-        where = {diff.path: session.renamed.get(diff.path, diff.path) for diff in session.files}
-        contents = self.tree.contents(head, list(where.values()))
-        texts = {path: contents[there] for path, there in where.items() if there in contents}
-        added, deleted = lines_in(session.files, texts)
-        if added + deleted > session.committed:
-            session.committed = added + deleted
-            self._add(session, "commit", now, {"added_kept": added})
+        started = next(snapshot.time for snapshot in timeline if snapshot.key == session.key)
+        if self.tree.commit_time(head) < int(started):  # a checkout of what was there before the session
+            return None
+        added, deleted = lines_in_commit(self.tree, session, head)
+        if added + deleted <= session.committed:
+            return None
+        session.committed = added + deleted
+        return added
 
     def _add(self, session: TrackedSession, kind: EventKind, now: float, payload: Mapping[str, Any]) -> None:
         session.add(queued_event(session.session, kind, session.turn, now, payload, session.stopped or now))

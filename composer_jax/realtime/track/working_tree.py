@@ -154,6 +154,10 @@ class WorkingTree:
         except GitError:
             return None
 
+    def commit_time(self, commit: str) -> int:
+        """Returns the Unix seconds at which a commit was made."""
+        return int(self._git("log", "-1", "--format=%ct", commit))
+
     def stashes(self) -> list[tuple[str, str | None]]:
         """Returns the newest stashes: (commit, commit on which it was made), or None for one of untracked files."""
         try:

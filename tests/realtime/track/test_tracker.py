@@ -306,13 +306,51 @@ def test_a_commit_is_told_once_however_it_is_rewritten(repository):
     assert repository.events("commit") == [{"added_kept": 3}, {"added_kept": 4}]
 
 
-def test_what_the_agent_committed_itself_is_told_at_the_end(repository):
+def test_what_the_agent_committed_itself_is_no_event(repository):
     repository.tracker.start("s", NOWHERE)
-    repository.write("main.py", AGENT)
+    repository.replace("total = 0", "total = 0.0")
     repository.commit("by the agent")
+    repository.write("main.py", AGENT)
     repository.tracker.stop("s")
-    assert repository.events("commit") == [{"added_kept": 4}]
+    repository.git("commit", "-q", "--amend", "-m", "better words")
+    repository.tracker.check("s")
+    assert repository.events("commit") == []
+    repository.commit("the user's")
     assert repository.edited() == KEPT
+    assert repository.events("commit") == [{"added_kept": 4}]
+
+
+@pytest.mark.parametrize("has_file", [False, True])
+def test_a_checkout_of_an_older_branch_is_no_commit(repository, monkeypatch, has_file):
+    monkeypatch.setenv("GIT_COMMITTER_DATE", "@500 +0000")
+    repository.git("checkout", "-q", "--orphan", "old")
+    repository.git("rm", "-q", "-r", "-f", ".")
+    repository.write("main.py" if has_file else "other.py", "import os\n")
+    repository.commit("without the lines that the agent deletes")
+    repository.git("checkout", "-q", "main")
+    repository.session()
+    repository.git("stash", "-q")
+    repository.git("checkout", "-q", "old")
+    repository.edited()
+    assert repository.events("commit") == []
+
+
+def test_what_the_user_committed_before_the_session_goes_on_is_an_event(repository):
+    repository.session()
+    repository.commit("the user's")
+    repository.session({})
+    assert repository.events("commit") == [{"added_kept": 4}]
+
+
+def test_a_new_commit_without_the_file_is_no_commit_of_its_lines(repository):
+    repository.session()
+    repository.git("stash", "-q")
+    repository.git("checkout", "-q", "--orphan", "new")
+    repository.git("rm", "-q", "-r", "-f", ".")
+    repository.write("other.py", "other = 1\n")
+    repository.commit("something else")
+    repository.edited()
+    assert repository.events("commit") == []
 
 
 def test_a_repository_without_a_commit(repository, tmp_path):
