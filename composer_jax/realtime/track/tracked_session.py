@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import secrets
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -126,10 +127,14 @@ class SessionStore:
         self._write(self._file(session.session), content)
 
     def delete(self, session: str) -> None:
-        """Forgets a session, and with the last one the timeline."""
+        """Forgets a session, and with the last one everything but the lock; without `sessions`, hooks do nothing."""
         self._file(session).unlink(missing_ok=True)
         if not self.load_all():
-            (self.folder / "timeline.json").unlink(missing_ok=True)
+            for path in self.folder.iterdir():
+                if path.is_dir():
+                    shutil.rmtree(path)
+                elif path.name != "lock":
+                    path.unlink(missing_ok=True)
 
     def timeline(self) -> list[Snapshot]:
         """Returns the snapshots of all sessions, the oldest first."""

@@ -216,7 +216,7 @@ class Tracker:
             session = self._known(name)
             if session.stopped is None:  # for other sessions, it is no longer at work
                 self.store.add_snapshot(Snapshot(self._clock(), session.tree, session.key, "stop"))
-            self._delete(name)
+            self.store.delete(name)
 
     def status(self) -> list[str]:
         """Returns a sentence for each session."""
@@ -331,12 +331,7 @@ class Tracker:
             if session.queue or session.stopped is None or _next_due(session) is not None:
                 self.store.save(session)
             else:
-                self._delete(name)
-
-    def _delete(self, name: str) -> None:
-        self.store.delete(name)
-        if not self.store.load_all():
-            self.tree.remove_objects()
+                self.store.delete(name)
 
     def _send_unreachable(self, session: TrackedSession) -> None:
         now = self._clock()

@@ -9,6 +9,7 @@ of the folders) and reads only files that differ from the index; everything else
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import shutil
 import stat
@@ -182,13 +183,10 @@ class WorkingTree:
                 found.append((0, 0))
         return tuple(found)
 
-    def remove_objects(self) -> None:
-        """Deletes the object store of the snapshots."""
-        shutil.rmtree(self.folder / "objects", ignore_errors=True)
-
     def _write_tree(self) -> str:
         index = self.folder / "index"
-        index.unlink(missing_ok=True)
+        for leftover in (index, self.folder / "index.lock"):  # of a process that was killed: others wait for our lock
+            leftover.unlink(missing_ok=True)
         original = Path(os.fsdecode(self._git("rev-parse", "--git-path", "index").removesuffix(b"\n")))
         original = self.root / original
         self._prepare_objects()
@@ -217,9 +215,11 @@ class WorkingTree:
 
     def _untracked(self) -> list[bytes]:
         """Untracked files that neither the repository nor the user's own settings ignore."""
-        home = Path("~").expanduser()
-        settings = home / ".gitconfig"
-        own = {"HOME": str(home)} | ({"GIT_CONFIG_GLOBAL": str(settings)} if settings.exists() else {})
+        settings = self.folder / "settings"
+        include = (f"path = {json.dumps(str(file), ensure_ascii=False)}\n" for file in user_settings())
+        settings.write_text("[include]\n" + "".join(include), errors="surrogateescape")
+        own = {"HOME": str(Path.home()), "XDG_CONFIG_HOME": os.environ.get("XDG_CONFIG_HOME", "")}
+        own["GIT_CONFIG_GLOBAL"] = str(settings)
         listed = self._git("ls-files", "-z", "--others", "--exclude-standard", environment=own).split(b"\0")[:-1]
         if len(listed) > MAX_UNTRACKED:
             raise UserError(
@@ -253,6 +253,12 @@ class WorkingTree:
             stdin=stdin,
             environment={**(objects if has_objects else {}), **(environment or {})},
         )
+
+
+def user_settings() -> list[Path]:
+    """Returns the files in which git looks for the user's settings; the later ones have precedence."""
+    folder = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    return [folder / "git" / "config", Path.home() / ".gitconfig"]
 
 
 def _is_small_file(file: Path) -> bool:

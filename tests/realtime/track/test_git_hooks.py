@@ -17,7 +17,8 @@ def hooks(repository):
 
 
 def test_a_commit_is_noticed_by_the_hook(repository, server):
-    """The hook is another process, with the clock of this machine."""
+    """The hook is another process, with the clock of this machine; the repository's modules do not run in it."""
+    repository.write("launch/__init__.py", "raise SystemExit('a module of the repository')")
     repository.now = time.time()
     install_hooks(repository.root)
     repository.tracker.start("s", server.url)
@@ -50,20 +51,66 @@ def test_hooks_of_the_user_stay(repository):
     assert remove_hooks(repository.root) == []
 
 
-def test_hooks_that_cannot_be_changed_are_left_alone(repository):
-    program = repository.root / ".git" / "hooks" / "post-merge"
-    program.write_text("#!/usr/bin/env python3\nprint()\n")
-    with pytest.raises(UserError, match="post-merge is no shell script; call this from it instead: if test -d"):
+@pytest.mark.parametrize(
+    ("text", "mode", "sentence"),
+    [
+        ("#!/usr/bin/env python3\nprint()\n", 0o755, "is no shell script; call this from it instead: if test -d"),
+        ("#!/bin/sh\nexit 1\n", 0o644, "is not executable, so git ignores it"),
+    ],
+)
+def test_hooks_that_cannot_be_changed_are_left_alone(repository, text, mode, sentence):
+    hook = repository.root / ".git" / "hooks" / "post-merge"
+    hook.write_text(text)
+    hook.chmod(mode)
+    with pytest.raises(UserError, match=f"post-merge {sentence}"):
         install_hooks(repository.root)
-    assert set(hooks(repository)) == {"post-merge"}
+    assert hooks(repository) == {"post-merge": text} and stat.S_IMODE(hook.stat().st_mode) == mode
 
 
-@pytest.mark.parametrize("scope", ["--local", "--global"])
-def test_hooks_in_another_folder_are_left_alone(repository, monkeypatch, scope):
-    if scope == "--local":
+@pytest.mark.parametrize("link", ["hooks", "hooks/post-commit"])
+def test_files_of_the_working_tree_that_hooks_link_to_are_not_changed(repository, link):
+    repository.write("scripts/post-commit", "#!/bin/sh\n")
+    path = repository.root / ".git" / link
+    if link == "hooks":
+        path.rename(path.with_name("hooks.old"))
+    path.symlink_to(repository.root / ("scripts" if link == "hooks" else "scripts/post-commit"))
+    with pytest.raises(UserError, match=f"{link} is a link to .*scripts"):
+        install_hooks(repository.root)
+    assert [file.name for file in (repository.root / "scripts").iterdir()] == ["post-commit"]
+    assert repository.read("scripts/post-commit") == "#!/bin/sh\n"
+
+
+def test_a_hook_keeps_its_mode_and_may_lack_its_last_line_end(repository):
+    hook = repository.root / ".git" / "hooks" / "post-commit"
+    hook.write_text("#!/bin/bash")
+    hook.chmod(0o700)
+    install_hooks(repository.root)
+    assert stat.S_IMODE(hook.stat().st_mode) == 0o700 and "launch.track" in hook.read_text()
+    repository.git("config", "core.hooksPath", ".husky")
+    assert len(remove_hooks(repository.root)) == 4
+    assert hooks(repository) == {"post-commit": "#!/bin/bash\n"} and stat.S_IMODE(hook.stat().st_mode) == 0o700
+
+
+def test_a_series_of_cherry_picks_starts_no_process_for_each(repository):
+    repository.git("checkout", "-q", "-b", "other")
+    for number in range(3):
+        repository.write(f"{number}.py", f"number = {number}\n")
+        repository.commit(str(number))
+    repository.git("checkout", "-q", "main")
+    install_hooks(repository.root)
+    folder = repository.root / ".git" / "composer_jax" / "track"
+    (folder / "sessions").mkdir(parents=True)
+    repository.git("cherry-pick", "main..other")
+    assert repository.read("2.py") and not (folder / "hook.log").exists()
+
+
+@pytest.mark.parametrize("settings", ["", ".gitconfig", ".config/git/config"])
+def test_hooks_in_another_folder_are_left_alone(repository, settings):
+    if not settings:
         repository.git("config", "core.hooksPath", ".husky")
     else:
-        (repository.root.parent / ".gitconfig").write_text("[core]\n\thooksPath = .husky\n")
+        (repository.root.parent / settings).parent.mkdir(parents=True, exist_ok=True)
+        (repository.root.parent / settings).write_text("[core]\n\thooksPath = .husky\n")
     with pytest.raises(UserError, match="lie in core.hooksPath=.husky; add this line to the hooks post-commit, "):
         install_hooks(repository.root)
     assert not os.path.exists(repository.root / ".husky")

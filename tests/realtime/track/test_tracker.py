@@ -365,8 +365,18 @@ def test_a_repository_without_a_commit(repository, tmp_path):
     assert repository.events("commit") == [{"added_kept": 10}]
 
 
-def test_a_folder_inside_a_repository_and_settings_of_the_user(repository, monkeypatch):
-    (repository.root.parent / ".gitconfig").write_text("[core]\n\texcludesFile = ~/ignored\n")
+def test_a_snapshot_after_one_that_was_killed(repository):
+    repository.session({})
+    for name in ("index", "index.lock"):
+        (repository.tracker.tree.folder / name).write_text("half of it")
+    repository.session()
+    assert repository.edited() == KEPT
+
+
+@pytest.mark.parametrize("settings", [".gitconfig", ".config/git/config"])
+def test_a_folder_inside_a_repository_and_settings_of_the_user(repository, settings):
+    (repository.root.parent / settings).parent.mkdir(parents=True, exist_ok=True)
+    (repository.root.parent / settings).write_text("[core]\n\texcludesFile = ~/ignored\n")
     (repository.root.parent / "ignored").write_text("*.log\n")
     repository.write("folder/a.py", "x = call(1)\n")
     repository.tracker = Tracker(repository.root / "folder", clock=lambda: repository.now, report=print)
@@ -479,7 +489,7 @@ def test_content_that_git_lost(repository, everything):
     repository.tracker.start("s", NOWHERE)
     blob = repository.git("hash-object", "lost.py").strip()
     if everything:
-        repository.tracker.tree.remove_objects()
+        shutil.rmtree(repository.tracker.tree.folder / "objects")
     else:
         (repository.tracker.tree.folder / "objects" / blob[:2] / blob[2:]).unlink()
     repository.write("lost.py", "lost = call(2)\n")
@@ -531,9 +541,9 @@ def test_a_forgotten_session_leaves_nothing_and_is_no_longer_at_work(repository)
     repository.tracker.forget("two")
     repository.write("main.py", SOURCE)
     assert repository.edited(name="one") == dict(added=4, deleted=4, others=6, others_kept=6)
-    repository.tracker.forget("one")
-    names = {path.name for path in repository.tracker.tree.folder.rglob("*")}
-    assert names == {"lock", "sessions"}
+    with repository.tracker.store.follow("one"):
+        repository.tracker.forget("one")
+    assert [path.name for path in repository.tracker.tree.folder.rglob("*")] == ["lock"]
 
 
 def test_a_repository_of_sha256_objects(repository, tmp_path):
