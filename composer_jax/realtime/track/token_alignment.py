@@ -25,6 +25,8 @@ MOVED_CHARACTERS = 20
 """Letters and digits of the smallest block of lines that counts as moved; the bound of git diff --color-moved."""
 MAX_PAIRS = 500_000
 """Places of the lines of one gap above which equal lines are counted, without regard to their order."""
+MAX_READS = 200
+"""How often a token of a text may be read to find lines that begin within a line; above it, only whole ones are."""
 MAX_PLACES = 100
 """Places at which a moved block is looked for."""
 
@@ -118,16 +120,18 @@ def find_moved(
     movable: the lines that may have moved.
     """
     starts, is_free = list(starts), list(is_free)
-    places = collections.defaultdict(list)
-    for begin, _ in new.lines:
-        places[new.tokens[begin]].append(begin)
-    ends = {end for _, end in new.lines}
+    edges = _Edges(new)
+    lost = {old.keys[line] for line in movable if starts[line] == ABSENT}
+    places = {
+        key: [place for place in found if place in edges.begins][:MAX_PLACES]
+        for key, found in _find_places(lost, new.tokens, range(len(new.tokens)), edges).items()
+    }
     line = 0
     while line < len(starts):
         best: tuple[int, int, int] = (MOVED_CHARACTERS - 1, line, 0)
         if starts[line] == ABSENT and line in movable:
-            for place in places[old.keys[line][0]][:MAX_PLACES]:
-                last, characters = _moved_block(old, new, starts, movable, line, place, is_free, ends)
+            for place in places[old.keys[line]]:
+                last, characters = _moved_block(old, new, starts, movable, line, place, is_free, edges.ends)
                 best = max(best, (characters, last, place), key=lambda block: block[0])
         _, last, place = best
         for moved in range(line, last):
@@ -191,16 +195,7 @@ def _align_gap(
     old: TokenizedText, lines: Sequence[int], tokens: Sequence[str], within: range, edges: _Edges, starts: list[int]
 ) -> None:
     """Sets `starts` of `lines` to the chain of most lines in tokens[within]."""
-    occurrences = collections.defaultdict(list)
-    for place in within:
-        occurrences[tokens[place]].append(place)
-    places: dict[tuple[str, ...], list[int]] = {}
-    for key in {old.keys[line] for line in lines}:
-        places[key] = [
-            place
-            for place in occurrences[key[0]]
-            if place + len(key) <= within.stop and tuple(tokens[place : place + len(key)]) == key
-        ]
+    places = _find_places({old.keys[line] for line in lines}, tokens, within, edges)
     if sum(len(places[old.keys[line]]) for line in lines) > MAX_PAIRS:
         unused = {key: iter(found) for key, found in places.items()}
         for line in lines:
@@ -223,6 +218,27 @@ def _align_gap(
     _, index = best.up_to(len(within))
     while index != ABSENT:
         line, starts[line], index = chains[index]
+
+
+def _find_places(
+    keys: Collection[tuple[str, ...]], tokens: Sequence[str], within: range, edges: _Edges
+) -> dict[tuple[str, ...], list[int]]:
+    """Where each key stands in tokens[within], increasing; if that would read too much, only where it is a line."""
+    places: dict[tuple[str, ...], list[int]] = {key: [] for key in keys}
+    lengths = collections.defaultdict(set)
+    for key in keys:
+        lengths[key[0]].add(len(key))
+    sums = {token: sum(numbers) for token, numbers in lengths.items()}
+    if sum(sums.get(tokens[place], 0) for place in within) > MAX_READS * len(within):
+        inside = range(within.start + 1, within.stop)
+        ends = (place for place in inside if place in edges.begins or place in edges.ends)
+        windows = itertools.pairwise((within.start, *ends, within.stop))
+    else:
+        windows = ((place, place + length) for place in within for length in lengths.get(tokens[place], ()))
+    for place, end in windows:
+        if end <= within.stop and (key := tuple(tokens[place:end])) in places:
+            places[key].append(place)
+    return places
 
 
 class _PrefixMaximum:

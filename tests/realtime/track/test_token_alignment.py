@@ -113,6 +113,30 @@ def test_thousands_of_equal_lines_are_counted():
     assert sum(survival.added_kept) == 2000
 
 
+class CountedTokens(list):
+    """Tokens that count how many of them are read."""
+
+    reads = 0
+
+    def __getitem__(self, index):
+        tokens = super().__getitem__(index)
+        self.reads += len(tokens) if isinstance(index, slice) else 1
+        return tokens
+
+
+@pytest.mark.parametrize("row", ["row {0} {1}\n", "row {0} {1} {2}\n"])
+def test_rewritten_rows_are_aligned_in_linear_time(row):
+    """Rows that begin with the same token, all of one length, or of as many as there are rows."""
+    old, new = (
+        TokenizedText("".join(row.format(i, change * i + 1, "x " * i) for i in range(600))) for change in (7, 11)
+    )
+    new.tokens = CountedTokens(new.tokens)
+    starts = align(old, new)
+    moved = find_moved(old, new, starts, free_tokens(old, new, starts), range(600))
+    assert [line for line, start in enumerate(moved) if start != ABSENT] == [0]
+    assert new.tokens.reads < 20 * len(new.tokens)
+
+
 def test_only_the_sessions_lines_are_its_own():
     versions = ["a = 1\n", "a = 1\nb = 2\n", "b = 2\nc = 3\n", "b = 2\nc = 3\nd = 4\n", "c = 3\nd = 4\ne = 5\n"]
     diff = diff_file("a.py", versions, ["session", "other", "nobody", "unclear"])
