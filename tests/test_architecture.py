@@ -62,6 +62,7 @@ WITHOUT_JAX = (
     "realtime.labels",
     "realtime.simulation",
     "realtime.release",
+    "realtime.track",
 )
 JAX_WORLD = {"jax", "jaxlib", "flax", "optax", "orbax", "chex"}
 # The agent talks to whatever samples through one protocol.
