@@ -42,8 +42,14 @@ EXTRAS = {
         "pytest-xdist>=3.6",
         "ruff>=0.12",
     ],
-    # The server with OpenAI's API (launch/serve.py).
-    "serve": ["prometheus-client>=0.22", "pydantic>=2.9,<3", "starlette>=0.46,<2", "uvicorn>=0.34,<1"],
+    # The server with OpenAI's API (launch/serve.py), and the router between two of them (launch/traffic.py).
+    "serve": [
+        "aiohttp>=3.11,<4",
+        "prometheus-client>=0.22",
+        "pydantic>=2.9,<3",
+        "starlette>=0.46,<2",
+        "uvicorn>=0.34,<1",
+    ],
     # Parquet files of tasks; JSON lines need nothing.
     "tasks": ["pyarrow>=18"],
     # Preparing pretraining data (launch/prepare_data.py): MinHash of near duplicates, and Parquet files.

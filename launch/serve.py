@@ -2,11 +2,14 @@
 
     python -m launch.serve --checkpoint=runs/demo --api_key=SECRET --host=0.0.0.0
     python -m launch.serve --checkpoint=gguf:FILE --max_model_len=8192 --control_key=OTHER
+    python -m launch.serve --checkpoint=patches:FOLDER --arm=candidate
 
 Clients send requests to /v1/chat/completions, /v1/completions and /v1/responses. http://127.0.0.1:8000/ shows the load
 and a chat box, /metrics is for Prometheus. With --control_key a trainer can pause the server, install weights, and read
-the token ids and log-probabilities of every session (the header X-Session-ID names one). The server listens to this
-machine only, unless --host says otherwise. Needs `pip install 'composer_jax[serve]'`.
+the token ids and log-probabilities of every session (the header X-Session-ID names one). A server of patches:FOLDER
+takes the versions that a trainer publishes there as they come; with --arm, those that a release gives to the arm
+(launch.traffic). The server listens to this machine only, unless --host says otherwise. Needs
+`pip install 'composer_jax[serve]'`.
 """
 
 from absl import flags as absl_flags
@@ -24,7 +27,12 @@ def define(values):
     integer = lambda name, default, meaning: absl_flags.DEFINE_integer(  # noqa: E731
         name, default, meaning, flag_values=values
     )
-    string("checkpoint", None, "Weights: hf:DIR, gguf:FILE, a run folder, or a folder of our checkpoints.")
+    string("checkpoint", None, "Weights: hf:DIR, gguf:FILE, patches:DIR, a run folder, or our checkpoints.")
+    string("follow", "", "A folder of versions to follow; patches:DIR follows DIR without it.")
+    absl_flags.DEFINE_enum(
+        "arm", "", ["", "anchor", "candidate"], "The arm of a release; without one, the newest version.",
+        flag_values=values,
+    )  # fmt: skip
     string("host", "127.0.0.1", "Address to listen on; 0.0.0.0 is every network of this machine.")
     integer("port", 8000, "Port to listen on; 0 takes a free one.")
     absl_flags.DEFINE_multi_string(
@@ -43,6 +51,8 @@ def define(values):
         "Keeps the experts of every token, so that requests may ask for them.",
         flag_values=values,
     )
+    string("traffic", "", "Folder into which the turns of users who consent are written (docs/realtime.md).")
+    string("traffic_policy", "", "File with the policy of that folder, which the first start needs.")
     for axis in AXES:
         integer(axis, 1, f"Devices along mesh axis {axis}.")
     return ("checkpoint",)
@@ -54,6 +64,8 @@ def main(values):
             raise UserError(f"the key {key!r} is empty or begins or ends with a space; give one that is not.")
     if values.control_key and values.control_key in values.api_key:
         raise UserError("--control_key is also an --api_key; clients must not control the server.")
+    if values.traffic_policy and not values.traffic:
+        raise UserError("--traffic_policy is the policy of a traffic folder; give --traffic, too.")
     from composer_jax.stages.serve import ServeOptions, serve
 
     serve(
@@ -70,7 +82,11 @@ def main(values):
             slots=values.slots,
             cache_tokens=values.cache_tokens,
             drafts=values.drafts,
+            follow=values.follow,
+            arm=values.arm,
             returns_routing=values.return_routed_experts,
+            traffic=values.traffic,
+            traffic_policy=values.traffic_policy,
         ),
     )
 

@@ -55,7 +55,14 @@ WITHOUT_JAX = (
     "checkpoint.weight_chain",
     "rl.rollout",
     "rl.workers",
+    "serve.traffic.folder",
+    "serve.traffic.redaction",
+    "serve.traffic.retention",
     "evals.suite",
+    "realtime.labels",
+    "realtime.simulation",
+    "realtime.release",
+    "realtime.track",
 )
 JAX_WORLD = {"jax", "jaxlib", "flax", "optax", "orbax", "chex"}
 # The agent talks to whatever samples through one protocol.

@@ -7,6 +7,8 @@ of a folder, the header of a GGUF file, the notes of a native checkpoint. `Check
 import abc
 import dataclasses
 import functools
+import json
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -17,15 +19,20 @@ from composer_jax.checkpoint.folder import Folder, ReadOnceFolder
 from composer_jax.checkpoint.gguf import open_gguf
 from composer_jax.checkpoint.huggingface import Loaded, load_hf, model_config
 from composer_jax.checkpoint.huggingface.load import load_tensors
-from composer_jax.checkpoint.huggingface.save import TOKENIZER_FILES, read_tokenizer_files
-from composer_jax.checkpoint.native import read_model_config, restore_weights
+from composer_jax.checkpoint.huggingface.save import TOKENIZER_FILES, read_tokenizer_files, write_tokenizer_files
+from composer_jax.checkpoint.native import model_notes, network_of_notes, read_model_config, restore_weights
 from composer_jax.checkpoint.store import CheckpointStore
+from composer_jax.checkpoint.weight_chain import ChainFiles, WeightReceiver
+from composer_jax.checkpoint.weight_shards import as_tree
 from composer_jax.data.chat.text_processor import FilesInMemory, TextProcessor
 from composer_jax.data.text_files import TextFiles
 from composer_jax.errors import UserError
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.model_def import ModelDef
 from composer_jax.models.supported_dtype import supported_network
+
+NETWORK = "network.json"
+"""Beside the versions of a trainer: the ModelConfig of their network."""
 
 
 class Checkpoint(abc.ABC):
@@ -97,6 +104,8 @@ def open_checkpoint(text: str) -> Checkpoint:
     if address.format == "gguf":
         return _GGUFCheckpoint(address)
     folder = ReadOnceFolder(address.path)
+    if address.format == "patches":
+        return PublishedCheckpoint(address, folder)
     files = folder.files()
     if address.format == "native" and "checkpoints" in files:
         address = address._replace(path=_last_stage(folder))
@@ -136,6 +145,19 @@ class _FolderCheckpoint(Checkpoint):
         return self._folder if _has_tokenizer(self._folder) else None
 
 
+def tokenizer_folder(run: str) -> ReadOnceFolder | None:
+    """Returns the folder of a run that has its tokenizer: the copy of its base's files, or its data."""
+    folders = (ReadOnceFolder(f"{run}/{name}") for name in ("base", "data"))
+    return next((folder for folder in folders if folder.fs.isdir(folder.root) and _has_tokenizer(folder)), None)
+
+
+def describe_versions(folder: str, definition: ModelDef, run: str) -> None:
+    """Writes what a server needs beside the versions of a trainer: the network, and the tokenizer of the run."""
+    ChainFiles(folder).write(NETWORK, json.dumps(model_notes(definition)).encode())
+    if (tokenizer := tokenizer_folder(run)) is not None:
+        write_tokenizer_files(read_tokenizer_files(tokenizer), Folder(folder))
+
+
 def _has_tokenizer(folder: Folder) -> bool:
     return any(file.startswith(TOKENIZER_FILES) for file in folder.files())
 
@@ -157,11 +179,10 @@ class _NativeCheckpoint(_FolderCheckpoint):
 
     @functools.cached_property
     def _tokenizer_folder(self) -> ReadOnceFolder | None:
-        folders = [self._folder]
-        if run := self.address.path.rstrip("/").rpartition("/checkpoints/")[0]:
-            folders += [ReadOnceFolder(f"{run}/base"), ReadOnceFolder(f"{run}/data")]
-        exist = (folder for folder in folders if folder.fs.isdir(folder.root))
-        return next(filter(_has_tokenizer, exist), None)
+        if _has_tokenizer(self._folder):
+            return self._folder
+        run = self.address.path.rstrip("/").rpartition("/checkpoints/")[0]
+        return tokenizer_folder(run) if run else None
 
     def _text_files(self) -> ReadOnceFolder | None:
         return self._tokenizer_folder
@@ -174,6 +195,38 @@ class _NativeCheckpoint(_FolderCheckpoint):
             config = dataclasses.replace(config, param_dtype=dtype, compute_dtype=dtype)
             params = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
         return Loaded(ModelDef(config), params, bias)
+
+
+class PublishedCheckpoint(_FolderCheckpoint):
+    """A version of the weights in a folder that a trainer publishes to; what describes them is beside the versions.
+
+    Attributes:
+      version: which one `load` reads; None is the newest, whose number stands here afterwards.
+    """
+
+    def __init__(self, address: Address, folder: ReadOnceFolder) -> None:
+        super().__init__(address, folder)
+        self.version: int | None = None
+
+    def _read_config(self) -> ModelConfig:
+        if NETWORK not in self._folder.files():
+            raise UserError(
+                f"{self.address.path} has no {NETWORK}, which a trainer with rl.publish writes beside its versions; "
+                f"serve the run or base of the trainer with --follow={self.address.path}."
+            )
+        return network_of_notes(self._folder.json(NETWORK), self.address.path)
+
+    def _load(self, mesh: Mesh | None, dtype: str | None, mtp: bool) -> Loaded:
+        config = self.config
+        if dtype is not None:
+            config = dataclasses.replace(config, param_dtype=dtype, compute_dtype=dtype)
+        definition, receiver = ModelDef(config), WeightReceiver(self.address.path)
+        self.version = receiver.receive(self.version)
+        shapes = definition.shapes() if mesh is None else definition.abstract_weights(mesh)
+        like: dict[str, Any] = dict(zip(("params", "router_bias"), shapes, strict=True))
+        tree = as_tree(receiver.arrays, like)
+        placed = jax.tree.map(lambda leaf, as_: jax.device_put(leaf.astype(as_.dtype), as_.sharding), tree, like)
+        return Loaded(definition, placed["params"], placed["router_bias"])
 
 
 class _GGUFCheckpoint(Checkpoint):

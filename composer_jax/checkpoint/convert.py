@@ -28,6 +28,10 @@ def convert(source: str, target: str, dtype: str | None = None, *, mtp: bool = T
     to = parse(target, huggingface=origin.address.format == "native")
     if to.format == "gguf":
         raise UserError(f"--target={target} would be a GGUF file, which is not written; use {PREFIX}DIR or DIR.")
+    if to.format == "patches":
+        raise UserError(
+            f"--target={target} would be a version of a trainer, which is not written; use {PREFIX}DIR or DIR."
+        )
     folder = Folder(to.path)
     folder.require_empty()  # before all weights are read
     tokenizer = origin.tokenizer_files()

@@ -1,6 +1,7 @@
 """Weights in our own checkpoint format, whose notes hold the ModelConfig of the network."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -31,9 +32,13 @@ def read_model_config(store: CheckpointStore) -> ModelConfig:
     Raises:
       UserError: the notes have no ModelConfig.
     """
-    notes = store.read_notes()
+    return network_of_notes(store.read_notes(), str(store.directory))
+
+
+def network_of_notes(notes: Mapping[str, Any], where: str) -> ModelConfig:
+    """Returns the ModelConfig in `model_notes`. Raises UserError, with `where` they are, if they have none."""
     if "model" not in notes:
-        raise UserError(f"the checkpoint in {store.directory} has no model config in its notes; write it again.")
+        raise UserError(f"the checkpoint in {where} has no model config in its notes; write it again.")
     return ModelConfig.from_dict(_of_weights(notes["model"]))
 
 

@@ -193,6 +193,23 @@ class CheckpointStore:
             out[name] = jax.tree.unflatten(jax.tree.structure(tree), leaves)
         return out, meta["json"]
 
+    def read_json(self, step: int | None = None) -> dict[str, Any]:
+        """Returns the JSON values of a step, the latest by default, without its arrays. Raises like `restore`."""
+        return self._read_meta(self._find_step(step))["json"]
+
+    def restore_to_host(self, step: int | None = None) -> dict[str, dict[str, np.ndarray]]:
+        """Reads all arrays of one step into host memory, as item -> {path of a leaf: array}; `save` takes them again.
+
+        Raises like `restore`.
+        """
+        step = self._find_step(step)
+        index = self._read_meta(step)["arrays"]
+        like = {
+            name: {path: np.empty(shape, np.dtype(dtype)) for path, (shape, dtype) in leaves.items()}
+            for name, leaves in index.items()
+        }
+        return self.restore(step, like=like)[0]
+
     def read_notes(self) -> dict[str, Any]:
         """Returns the notes of the store that wrote the latest step. Raises like `restore`."""
         return self._read_meta(self._find_step(None))["notes"]

@@ -4,7 +4,8 @@
         shards-00000.json    what process 0 of the learner holds: names, places, hashes and where the bytes are
         shards-00000.patch   its patches from version 11; missing if `base` is null
         shards-00000.full    its whole arrays; missing between two anchors
-        manifest.json        written last: {"version", "base", "processes", "has_full"}
+        manifest.json        written last: {"version", "base", "processes", "has_full"}, and labels of the publisher
+    pins.json            versions that are not deleted (pinned_versions.py)
 
 A version without a manifest does not exist. A receiver that has the version before takes the patches; every other one,
 and one whose patches are damaged or gone, begins with the last version that is there in full.
@@ -40,6 +41,11 @@ ANCHOR_EVERY = 10
 """Versions from one that is written in full to the next."""
 KEPT_ANCHORS = 2
 """Versions in full that stay, with all patches since the older one."""
+PINS = "pins.json"
+ARMS = "arms.json"
+"""Beside the versions: {"anchor": VERSION, "candidate": VERSION}, what the servers of a release's arms serve."""
+MANIFEST = ("version", "base", "processes", "has_full")
+"""Fields of a manifest; all others are labels."""
 THREADS = os.cpu_count() or 1
 
 
@@ -89,20 +95,24 @@ class WeightPublisher:
         """
         if anchor_every < 1:
             raise UserError(f"anchor_every={anchor_every} is below 1; use 1 to write every version in full.")
-        self._files = _ChainFiles(folder)
+        self._files = ChainFiles(folder)
         self._anchor_every, self._process, self._processes, self._barrier = anchor_every, process, processes, barrier
         self._base: int | None = None
         self._last: dict[Shard, np.ndarray] = {}
         self._since_anchor = 0
 
-    def publish(self, shards: Shards, version: int) -> Published:
+    def publish(self, shards: Shards, version: int, labels: Mapping[str, Any] | None = None) -> Published:
         """Writes a version; all processes call it alike. The arrays are kept, and must not change afterwards.
 
         After a restart the first version is written in full, since nobody knows what the one before held, and those
-        from it on that the folder has are deleted: the run makes them again.
+        from it on that the folder has are deleted: the run makes them again. None of them may be pinned, but for the
+        first one, whose labels then stay.
+
+        labels: stand in the manifest, such as {"restores": 12}.
 
         Raises:
-          UserError: the version is not above the one before, or the folder cannot be written.
+          UserError: the version is not above the one before, those that would be deleted are pinned, or the folder
+            cannot be written.
         """
         if self._base is not None and version <= self._base:
             raise UserError(f"version {version} cannot follow version {self._base}; versions rise.")
@@ -113,11 +123,9 @@ class WeightPublisher:
                 f"version {version} has other arrays than version {self._base}; publish into another folder."
             )
         has_full = self._base is None or self._since_anchor + 1 >= self._anchor_every
-        folder = _folder(version)
+        folder = version_folder(version)
         if self._process == 0 and self._base is None:
-            for later in self._files.manifests():
-                if later >= version:
-                    self._files.delete_version(later)
+            labels = {**self._delete_from(version, shards), **(labels or {})}
         self._barrier()
         entries, patches, fulls = [], [], []
         with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
@@ -136,6 +144,7 @@ class WeightPublisher:
         self._barrier()
         if self._process == 0:
             manifest = {"version": version, "base": self._base, "processes": self._processes, "has_full": has_full}
+            manifest = {**(labels or {}), **manifest}
             self._files.write(posixpath.join(folder, "manifest.json"), json.dumps(manifest).encode())
             self._delete_old()
         self._since_anchor = 0 if has_full else self._since_anchor + 1
@@ -165,11 +174,34 @@ class WeightPublisher:
         }
         return entry, patch, full
 
+    def _delete_from(self, version: int, shards: Shards) -> dict[str, Any]:
+        """Deletes this version and those above it. One that is pinned stays, and its labels are returned."""
+        manifests, pins = self._files.manifests(), self._files.pins()
+        if pinned := sorted(pin for pin in pins & manifests.keys() if pin > version):
+            raise UserError(
+                f"version {version} would replace version {pinned[0]} of {self._files.url}, which is pinned; go on "
+                f"from weights of version {pinned[-1]} or later, or publish into another folder."
+            )
+        labels = {name: v for name, v in manifests.get(version, {}).items() if name not in MANIFEST}
+        for later in manifests:
+            if later > version or (later == version and version not in pins):
+                self._files.delete_version(later)
+        if version not in pins & manifests.keys():
+            return {}
+        known = {(e["name"], *e["start"], *e["shape"]): e["sha256"] for e in self._files.entries(version)}
+        for shard, array in shards.items():
+            if known.get((shard.name, *shard.start, *array.shape), digest(array)) != digest(array):
+                raise UserError(
+                    f"version {version} of {self._files.url} is pinned and has other weights ({shard.name}); "
+                    "publish into another folder."
+                )
+        return labels
+
     def _delete_old(self) -> None:
-        """Deletes versions that no receiver needs."""
-        manifests = self._files.manifests()
-        anchors = sorted(version for version, manifest in manifests.items() if manifest["has_full"])
-        for version in manifests:
+        """Deletes versions that no receiver needs and nobody has pinned."""
+        manifests, pins = self._files.manifests(), self._files.pins()
+        anchors = sorted(v for v, manifest in manifests.items() if manifest["has_full"] and v not in pins)
+        for version in manifests.keys() - pins:
             if len(anchors) >= KEPT_ANCHORS and version < anchors[-KEPT_ANCHORS]:
                 self._files.delete_version(version)
 
@@ -178,7 +210,7 @@ class WeightReceiver:
     """The newest weights of a folder, in arrays that are changed in place."""
 
     def __init__(self, folder: str) -> None:
-        self._files = _ChainFiles(folder)
+        self._files = ChainFiles(folder)
         self.version = -1
         """Of `arrays`; -1 before the first."""
         self.arrays: dict[str, np.ndarray] = {}
@@ -287,11 +319,11 @@ def _chain(manifests: Mapping[int, Any], start: int, target: int) -> list[int] |
     return chain[::-1]
 
 
-def _folder(version: int) -> str:
+def version_folder(version: int) -> str:
     return f"version-{version:08d}"
 
 
-class _ChainFiles:
+class ChainFiles:
     """The files of a folder of versions."""
 
     def __init__(self, url: str) -> None:
@@ -308,22 +340,49 @@ class _ChainFiles:
                 found[manifest["version"]] = manifest
         return found
 
+    def pins(self) -> set[int]:
+        """Returns the versions that must stay."""
+        self._system.invalidate_cache()
+        try:
+            return set(json.loads(self.read(PINS))["versions"])
+        except FileNotFoundError:
+            return set()
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            raise UserError(
+                f"{self.url}/{PINS} is damaged ({error}); restore it, or delete it to pin nothing."
+            ) from error
+
+    def read(self, name: str) -> bytes:
+        """Returns the content of a file. Raises FileNotFoundError."""
+        return self._system.cat_file(f"{self._root}/{name}")
+
+    def entries(self, version: int) -> list[Any]:
+        """Returns the entries of all shards of a version. Raises BadPatch."""
+        return [entry for entries in self.process_entries(version) for entry in entries]
+
+    def process_entries(self, version: int) -> Iterator[list[Any]]:
+        """Yields the entries of the shards that each process wrote. Raises BadPatch."""
+        folder = version_folder(version)
+        try:
+            for process in range(json.loads(self.read(f"{folder}/manifest.json"))["processes"]):
+                yield json.loads(self.read(f"{folder}/shards-{process:05d}.json"))
+        except (FileNotFoundError, json.JSONDecodeError, KeyError) as error:
+            raise BadPatch(f"version {version} is damaged or gone ({error})") from error
+
     def read_shards(self, version: int, kind: str) -> Iterator[tuple[Any, bytes]]:
         """Yields (entry, bytes) of all shards of a version, `kind` being "patch" or "full"; raises BadPatch."""
-        folder = f"{self._root}/{_folder(version)}"
-        try:
-            manifest = json.loads(self._system.cat_file(f"{folder}/manifest.json"))
-            for process in range(manifest["processes"]):
-                entries = json.loads(self._system.cat_file(f"{folder}/shards-{process:05d}.json"))
-                data, at = self._system.cat_file(f"{folder}/shards-{process:05d}.{kind}"), 0
-                for entry in entries:
-                    size = entry[f"{kind}_bytes"]
-                    if at + size > len(data):
-                        raise BadPatch(f"the {kind} of version {version} is cut short")
-                    yield entry, data[at : at + size]
-                    at += size
-        except (FileNotFoundError, json.JSONDecodeError, KeyError) as error:
-            raise BadPatch(f"the {kind} of version {version} is damaged or gone ({error})") from error
+        for process, entries in enumerate(self.process_entries(version)):
+            try:
+                data, at = self.read(f"{version_folder(version)}/shards-{process:05d}.{kind}"), 0
+            except FileNotFoundError as error:
+                raise BadPatch(f"the {kind} of version {version} is damaged or gone ({error})") from error
+            for entry in entries:
+                if "name" not in entry or (size := entry.get(f"{kind}_bytes")) is None:
+                    raise BadPatch(f"version {version} is damaged: an entry lacks its name or {kind}_bytes")
+                if at + size > len(data):
+                    raise BadPatch(f"the {kind} of version {version} is cut short")
+                yield entry, data[at : at + size]
+                at += size
 
     def write(self, name: str, data: bytes) -> None:
         """Writes a file; readers see all of it or nothing."""
@@ -335,7 +394,7 @@ class _ChainFiles:
 
     def delete_version(self, version: int) -> None:
         """Deletes a version, its manifest first."""
-        folder = f"{self._root}/{_folder(version)}"
+        folder = f"{self._root}/{version_folder(version)}"
         with contextlib.suppress(FileNotFoundError):
             self._system.rm_file(f"{folder}/manifest.json")
         with contextlib.suppress(FileNotFoundError):

@@ -5,7 +5,7 @@ import dataclasses
 import hashlib
 import importlib.resources
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -95,8 +95,10 @@ def _read_pretraining(workdir: Path, config: Mapping[str, Any]) -> list[dict[str
     return rows
 
 
-def write_report(workdir: Path) -> Path:
+def write_report(workdir: Path, traffic: Sequence[findings.Table] = ()) -> Path:
     """Writes `report.html` and `plots/*.png` of a workdir; returns the path of the page.
+
+    traffic: tables of the section "Traffic", such as `summary_tables` of realtime/labels makes them.
 
     Every part is optional: the page of an unfinished run lists what is missing. Reads results.json, config.json,
     metrics/{pretrain,sft,rl,evaluate_sft,evaluate_rl}.jsonl and episodes/{before,after,rl}.jsonl. Raises UserError if
@@ -110,6 +112,7 @@ def write_report(workdir: Path) -> Path:
     suites = findings.read_suites(run.results, run.config)
     titles = findings.policy_titles(suites, run.config)
     episodes, left_out = _select_episodes(run.episodes)
+    is_of_run = bool(run.config) or not traffic  # a folder of releases alone is no run that lacks results
     template = importlib.resources.files("composer_jax.observe")
     style, script = (template / "report.css").read_text("utf-8"), (template / "report.js").read_text("utf-8")
     environment = jinja2.Environment(
@@ -117,9 +120,10 @@ def write_report(workdir: Path) -> Path:
     )
     page = environment.from_string((template / "report.html").read_text("utf-8")).render(
         name=workdir.resolve().name,
-        headline=findings.headline(results, suites, titles),
+        headline=findings.headline(results, suites, titles) if is_of_run else "Releases and traffic",
         opening=findings.suite_table(suites, titles),
-        missing=run.missing(),
+        missing=run.missing() if is_of_run else [],
+        traffic=traffic,
         tables=[*findings.control_tables(results, suites), *findings.result_tables(suites, titles)],
         figures=_figures(run, suites, titles, workdir / "plots"),
         facts=findings.run_facts(results),

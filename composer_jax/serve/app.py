@@ -21,6 +21,8 @@ from composer_jax.serve.control import control_routes, weights_of
 from composer_jax.serve.errors import ApiError
 from composer_jax.serve.event_stream import EventStream, read_body, unless_disconnected
 from composer_jax.serve.service import Client, Service
+from composer_jax.serve.traffic.consent import read_headers
+from composer_jax.serve.traffic.events import EventsBody
 
 Handler = Callable[[Service, Request, Client], Awaitable[Response]]
 PAGE = Path(__file__).with_name("page.html")
@@ -43,7 +45,7 @@ def new_app(
         async def endpoint(request: Request) -> Response:
             try:
                 _check_origin(request, hosts)
-                client = _identify(request, keys)
+                client = _identify(request, keys, service.traffic is not None)
                 response = await handler(service, request, client)
             except ApiError as error:
                 response = JSONResponse(error.body(), error.status)
@@ -56,8 +58,11 @@ def new_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        async with service.sampler.serving():
-            yield
+        try:
+            async with service.sampler.serving():
+                yield
+        finally:
+            await service.close()
 
     control = (control_key,) if control_key else ()
     routes = [
@@ -69,6 +74,7 @@ def new_app(
         route("/v1/chat/completions", _endpoint(ChatBody, chat_completions), "POST"),
         route("/v1/completions", _endpoint(CompletionBody, completions), "POST"),
         route("/v1/responses", _endpoint(ResponsesBody, responses), "POST"),
+        route("/events", _events, "POST"),
         route("/tokenize", _tokenize, "POST"),
         route("/detokenize", _detokenize, "POST"),
         *(route(path, handler, method, keys=control) for path, method, handler in control_routes(bool(control_key))),
@@ -87,17 +93,19 @@ def _check_origin(request: Request, hosts: tuple[str, ...]) -> None:
         raise ApiError(f"pages of {origin} cannot use this server.", status=403)
 
 
-def _identify(request: Request, keys: tuple[str, ...] | None) -> Client:
-    """Who sent a request. Raises ApiError for a key that is not among the keys, if there are any."""
+def _identify(request: Request, keys: tuple[str, ...] | None, writes_traffic: bool) -> Client:
+    """Who sent a request. Raises ApiError for a key that is not among the keys, if there are any, and wrong headers."""
     given = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
     session = request.headers.get("x-session-id", "")
+    with contextlib.suppress(UnicodeDecodeError):
+        session = session.encode("latin-1").decode()  # Starlette reads the bytes of headers as Latin-1
     if len(session) > 256:
         raise ApiError("X-Session-ID has more than 256 characters; send a shorter one.")
     # All keys are compared, so that the time tells nothing about them.
     known = [hmac.compare_digest(given.encode(), key.encode()) for key in keys or ()]
     if keys and not any(known):
         raise ApiError("the API key is missing or wrong; send Authorization: Bearer KEY.", status=401)
-    return Client(given, session)
+    return Client(given, session, read_headers(request.headers)) if writes_traffic else Client(given, session)
 
 
 def _endpoint(kind: type[Any], form: ModuleType) -> Handler:
@@ -122,7 +130,7 @@ async def _page(service: Service, request: Request, client: Client) -> Response:
 async def _health(service: Service, request: Request, client: Client) -> Response:
     if service.sampler.error is not None:
         raise ApiError(f"the engine has ended: {service.sampler.error}; restart the server.", status=503)
-    return JSONResponse({"status": "ok", **weights_of(service)})
+    return JSONResponse({"status": "ok", **weights_of(service), **service.health})
 
 
 async def _metrics(service: Service, request: Request, client: Client) -> Response:
@@ -142,6 +150,13 @@ async def _models(service: Service, request: Request, client: Client) -> Respons
         "max_model_len": service.max_model_len,
     }
     return JSONResponse({"object": "list", "data": [model]})
+
+
+async def _events(service: Service, request: Request, client: Client) -> Response:
+    body = parse_body(EventsBody, await read_body(service, request))
+    if service.events is None:
+        raise ApiError("traffic is not written here; start the server with --traffic.", status=403)
+    return JSONResponse({"stored": await service.events.add(client.key, body.events)})
 
 
 async def _tokenize(service: Service, request: Request, client: Client) -> Response:

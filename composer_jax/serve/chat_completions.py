@@ -40,7 +40,9 @@ async def encode(service: Service, messages: list[dict[str, Any]], tools: list[d
 
 async def submit(service: Service, body: ChatBody, client: Client) -> list[Choice]:
     """Queues the choices of a request; see Service.submit."""
-    return service.submit([await encode(service, body.messages, declared_tools(body))], body, client)
+    tools = declared_tools(body)
+    prompt = await encode(service, body.messages, tools)
+    return service.submit([prompt], body, client, new_id("chatcmpl"), tools)
 
 
 async def complete(service: Service, body: ChatBody, choices: Sequence[Choice]) -> dict[str, Any]:
@@ -63,7 +65,7 @@ async def complete(service: Service, body: ChatBody, choices: Sequence[Choice]) 
             row |= {"token_ids": sample.tokens, "weight_versions": sample.versions}
         rows.append(row)
     answer = {
-        "id": new_id("chatcmpl"),
+        "id": choices[0].answer,
         "object": "chat.completion",
         "created": int(time.time()),
         "model": service.name,
@@ -76,7 +78,7 @@ async def complete(service: Service, body: ChatBody, choices: Sequence[Choice]) 
 async def stream(service: Service, body: ChatBody, choices: Sequence[Choice]) -> AsyncIterator[str]:
     """Yields the events of a streamed answer."""
     head = {
-        "id": new_id("chatcmpl"),
+        "id": choices[0].answer,
         "object": "chat.completion.chunk",
         "created": int(time.time()),
         "model": service.name,

@@ -25,7 +25,7 @@ async def submit(service: Service, body: CompletionBody, client: Client) -> list
     prompts: list[Any] = list(body.prompt) if many else [body.prompt]
     if len(prompts) > MOST_PROMPTS:
         raise ApiError(f"there are {len(prompts)} prompts; send at most {MOST_PROMPTS}.", param="prompt")
-    return service.submit([await _encode(service, prompt, body) for prompt in prompts], body, client)
+    return service.submit([await _encode(service, prompt, body) for prompt in prompts], body, client, new_id("cmpl"))
 
 
 async def complete(service: Service, body: CompletionBody, choices: Sequence[Choice]) -> dict[str, Any]:
@@ -35,12 +35,12 @@ async def complete(service: Service, body: CompletionBody, choices: Sequence[Cho
         _row(service, body, choice, sample, _new_stream(service, body), is_first=True)
         for choice, sample in zip(choices, samples, strict=True)
     ]
-    return {**_head(service), "choices": rows, "usage": usage(choices, samples)}
+    return {**_head(service, choices), "choices": rows, "usage": usage(choices, samples)}
 
 
 async def stream(service: Service, body: CompletionBody, choices: Sequence[Choice]) -> AsyncIterator[str]:
     """Yields the events of a streamed answer."""
-    head = _head(service)
+    head = _head(service, choices)
     texts = {choice.index: _new_stream(service, body) for choice in choices}
     begun: set[int] = set()
     async for choice, chunk in service.stream(choices):
@@ -72,8 +72,9 @@ def _row(
     return row
 
 
-def _head(service: Service) -> dict[str, Any]:
-    return {"id": new_id("cmpl"), "object": "text_completion", "created": int(time.time()), "model": service.name}
+def _head(service: Service, choices: Sequence[Choice]) -> dict[str, Any]:
+    head = {"id": choices[0].answer, "object": "text_completion"}
+    return {**head, "created": int(time.time()), "model": service.name}
 
 
 async def _encode(service: Service, prompt: str | list[int], body: CompletionBody) -> list[int]:

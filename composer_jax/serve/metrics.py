@@ -1,13 +1,18 @@
 """ServerMetrics: what the server does, for Prometheus and for its page."""
 
+import dataclasses
 import time
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.metrics_core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from composer_jax.sampler.engine import Sampler
 from composer_jax.sampler.policy import Sample
+from composer_jax.serve.traffic.writer import TrafficWriter
 
 SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
 WINDOW = 10.0
@@ -17,7 +22,7 @@ WINDOW = 10.0
 class ServerMetrics:
     """Counters of one server, and gauges of its engine."""
 
-    def __init__(self, sampler: Sampler) -> None:
+    def __init__(self, sampler: Sampler, traffic: TrafficWriter | None = None) -> None:
         self._sampler, self.registry = sampler, CollectorRegistry()
         counter = lambda name, text: Counter(name, text, registry=self.registry)  # noqa: E731
         self.requests = Counter(
@@ -40,6 +45,10 @@ class ServerMetrics:
             ("weight_version", "Version of the weights.", lambda: sampler.version),
         ):
             Gauge(f"composer_{name}", text, registry=self.registry).set_function(read)
+        if traffic is not None:
+            self.registry.register(_TrafficCollector(traffic))
+            waiting = Gauge("composer_traffic_queue", "Turns that wait to be written.", registry=self.registry)
+            waiting.set_function(lambda: traffic.queue_length)
         self._recent: deque[tuple[float, int]] = deque([(time.monotonic(), sampler.decoded_tokens)])
 
     def note(self, prompt_tokens: int, sample: Sample, seconds: float) -> None:
@@ -66,3 +75,15 @@ class ServerMetrics:
             "sampled_tokens": tokens,
             "weight_version": self._sampler.version,
         }
+
+
+class _TrafficCollector(Collector):
+    """Reads the counts of a TrafficWriter when Prometheus asks."""
+
+    def __init__(self, traffic: TrafficWriter) -> None:
+        self._traffic = traffic
+
+    def collect(self) -> Iterator[Metric]:
+        for name, count in dataclasses.asdict(self._traffic.counts).items():
+            text = f"Traffic: {name.replace('_', ' ')}."
+            yield CounterMetricFamily(f"composer_traffic_{name}", text, value=count)

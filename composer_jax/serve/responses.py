@@ -25,7 +25,8 @@ async def submit(service: Service, body: ResponsesBody, client: Client) -> list[
     if body.n not in (None, 1):
         raise ApiError("a response has one answer; leave n out.", param="n")
     messages = await asyncio.to_thread(messages_of, body.instructions, body.input)  # there may be 100,000 items
-    return service.submit([await encode(service, messages, tool_rows(body.client_tools))], body, client)
+    tools = tool_rows(body.client_tools)
+    return service.submit([await encode(service, messages, tools)], body, client, new_id("resp"), tools)
 
 
 async def complete(service: Service, body: ResponsesBody, choices: Sequence[Choice]) -> dict[str, Any]:
@@ -35,12 +36,12 @@ async def complete(service: Service, body: ResponsesBody, choices: Sequence[Choi
     answer.add(sample.tokens)
     _, message = answer.finish()
     items = [*_reasoning_items(message.reasoning), *_message_items(message, new_id("msg"), sample)]
-    return _end(_new_response(service, body), [*items, *_call_items(body, message)], sample, choices, body)
+    return _end(_new_response(service, body, choices), [*items, *_call_items(body, message)], sample, choices, body)
 
 
 async def stream(service: Service, body: ResponsesBody, choices: Sequence[Choice]) -> AsyncIterator[str]:
     """Yields the events of a streamed answer. Reasoning is sent when it is complete."""
-    response, number = _new_response(service, body), 0
+    response, number = _new_response(service, body, choices), 0
 
     def event(kind: str, **fields: Any) -> str:
         nonlocal number
@@ -94,9 +95,9 @@ async def stream(service: Service, body: ResponsesBody, choices: Sequence[Choice
     yield event(f"response.{whole['status']}", response=whole)
 
 
-def _new_response(service: Service, body: ResponsesBody) -> dict[str, Any]:
+def _new_response(service: Service, body: ResponsesBody, choices: Sequence[Choice]) -> dict[str, Any]:
     return {
-        "id": new_id("resp"),
+        "id": choices[0].answer,
         "object": "response",
         "created_at": int(time.time()),
         "status": "in_progress",

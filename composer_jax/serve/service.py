@@ -6,7 +6,7 @@ import dataclasses
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from composer_jax.data.chat.text_processor import ContextOverflow, TextProcessor
@@ -18,6 +18,9 @@ from composer_jax.serve.bodies import SamplingBody
 from composer_jax.serve.errors import CONTEXT_LENGTH, ApiError
 from composer_jax.serve.metrics import ServerMetrics
 from composer_jax.serve.session_records import SessionRecords
+from composer_jax.serve.traffic.consent import TrafficHeaders
+from composer_jax.serve.traffic.events import EventLog
+from composer_jax.serve.traffic.writer import TrafficWriter, TurnRequest
 
 LoadWeights = Callable[[str, int], Awaitable[tuple[Any, Any]]]
 """Address -> (params, router_bias) on the sampler's mesh."""
@@ -46,6 +49,7 @@ class Client:
     """Its API key."""
     session: str = ""
     """X-Session-ID; empty records nothing."""
+    headers: TrafficHeaders = TrafficHeaders()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +59,10 @@ class Choice:
     index: int
     prompt: list[int]
     handle: RequestHandle
+    answer: str = ""
+    """The id of all answers to the request, in OpenAI's API."""
+    written: TurnRequest | None = None
+    """What traffic on disk says of the request; None if it is not written."""
 
 
 class Service:
@@ -66,14 +74,21 @@ class Service:
         text: TextProcessor,
         limits: ServerLimits,
         load_weights: LoadWeights | None = None,
+        traffic: TrafficWriter | None = None,
     ) -> None:
-        """The model is served under the name of `text`. The sampler serves while requests come."""
+        """The model is served under the name of `text`. The sampler serves while requests come.
+
+        traffic: writes the turns of users who consent; the service closes it.
+        """
         self.sampler, self.text, self.name, self.limits = sampler, text, text.name, limits
         self.load_weights = load_weights
-        self.records, self.metrics = SessionRecords(), ServerMetrics(sampler)
+        self.records, self.metrics = SessionRecords(), ServerMetrics(sampler, traffic)
+        self.traffic, self.events = traffic, None if traffic is None else EventLog(traffic)
         self.created = int(time.time())
         self.records_sessions = False
         """Whether somebody can read the records."""
+        self.health: dict[str, Any] = {}
+        """What /health says beside the state of the engine and its weights."""
         self.updating = asyncio.Lock()
         """Held while new weights are loaded and installed."""
         self._active: Counter[str] = Counter()
@@ -109,8 +124,17 @@ class Service:
             return self.context_error(f"the prompt has {error.n_tokens}", param)
         return ApiError(f"{str(error).removesuffix('.')}.", param=param)
 
-    def submit(self, prompts: Sequence[list[int]], body: SamplingBody, client: Client) -> list[Choice]:
+    def submit(
+        self,
+        prompts: Sequence[list[int]],
+        body: SamplingBody,
+        client: Client,
+        answer: str,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> list[Choice]:
         """Queues body.n requests for each prompt.
+
+        answer: the id of the answers. tools: those that the request declares.
 
         Raises ApiError for a parameter out of range, a prompt that does not fit, or a full queue.
         """
@@ -120,6 +144,11 @@ class Service:
         counts = [self._max_tokens(prompt, body.asked_tokens) for prompt in prompts]
         params = [body.sampling_params(self.text.defaults, count) for count in counts]
         self._check_queue(len(prompts) * n, client)
+        written = None
+        if self.traffic is not None:
+            written = self.traffic.open_request(client.key, client.session, client.headers, answer, tools)
+            if written is not None and self.traffic.keeps_routing:
+                params = [dataclasses.replace(one, return_routing=True) for one in params]
         seed = secrets.randbits(32) if body.seed is None else body.seed
         choices: list[Choice] = []
         try:
@@ -128,7 +157,8 @@ class Service:
                     request = Request(
                         prompt, params_of_prompt, (seed + i) % 2**32, body.priority, group=client.session or client.key
                     )
-                    choices.append(Choice(len(choices), prompt, self.sampler.submit(request)))
+                    handle = self.sampler.submit(request)
+                    choices.append(Choice(len(choices), prompt, handle, answer, written))
         except UserError as error:
             for choice in choices:
                 choice.handle.cancel()
@@ -145,7 +175,10 @@ class Service:
         try:
             async with asyncio.timeout(self.limits.seconds):
                 await asyncio.wait([choice.handle.future for choice in choices])
-            return [_result(choice) for choice in choices]
+            samples = [_result(choice) for choice in choices]
+            for choice, sample in zip(choices, samples, strict=True):
+                self._write(choice, len(sample.tokens))
+            return samples
         except TimeoutError as error:
             raise self._overdue() from error
         finally:
@@ -155,6 +188,7 @@ class Service:
     async def stream(self, choices: Sequence[Choice]) -> AsyncIterator[tuple[Choice, SampleChunk]]:
         """Yields what the answers gain, as they do. Leaving the iteration cancels them; errors are as in `finish`."""
         queue: asyncio.Queue[tuple[Choice, SampleChunk] | Exception | None] = asyncio.Queue()
+        sent: Counter[int] = Counter()
 
         async def read(choice: Choice) -> None:
             try:
@@ -178,6 +212,7 @@ class Service:
                     left -= 1
                 else:
                     yield item
+                    sent[item[0].index] += len(item[1].tokens)
         except TimeoutError as error:
             raise self._overdue() from error
         finally:
@@ -186,6 +221,13 @@ class Service:
             await asyncio.gather(*readers, return_exceptions=True)
             for choice in choices:
                 choice.handle.cancel()
+                self._write(choice, sent[choice.index])
+
+    async def close(self) -> None:
+        """Writes what traffic is still queued."""
+        if self.traffic is not None and self.events is not None:
+            await asyncio.to_thread(self.events.close)
+            await asyncio.to_thread(self.traffic.close)
 
     def abort_all(self) -> int:
         """Cancels every request; returns their number."""
@@ -218,6 +260,20 @@ class Service:
                     status=429,
                     code="rate_limit_exceeded",
                 )
+
+    def _write(self, choice: Choice, sent: int) -> None:
+        """Gives traffic on disk an answer, of which the client was sent so many tokens."""
+        if self.traffic is None or choice.written is None or not sent:
+            return
+        handle = choice.handle
+        ended = handle.future.done() and not handle.future.cancelled() and handle.future.exception() is None
+        sample = handle.future.result() if ended else None
+        if sample is None or sent < len(sample.tokens):
+            tokens, logprobs, versions = handle.tokens[:sent], handle.logprobs[:sent], handle.versions[:sent]
+            raw, cached = handle.raw_logprobs[:sent], handle.sequence.cached or 0
+            sample = Sample(tokens, logprobs, versions, "cancelled", raw, cached)
+        request = handle.request
+        self.traffic.offer(choice.written, choice.index, choice.prompt, sample, request.params, request.seed)
 
     def _watch(self, choice: Choice, client: Client) -> None:
         """Counts a request until it ends, and records it then."""

@@ -13,7 +13,8 @@ import numpy as np
 from absl import logging
 from jax.sharding import Mesh
 
-from composer_jax.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from composer_jax.checkpoint.address import PATCHES_PREFIX
+from composer_jax.checkpoint.checkpoint import Checkpoint, PublishedCheckpoint, open_checkpoint
 from composer_jax.checkpoint.dtypes import require_float_dtype
 from composer_jax.checkpoint.weight_chain import WeightReceiver
 from composer_jax.checkpoint.weight_shards import as_tree
@@ -26,14 +27,13 @@ from composer_jax.parallel.platform import use_compilation_cache
 from composer_jax.parallel.processes import is_first_process, process_count
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.engine import Sampler
+from composer_jax.stages.follow_weights import WeightFollower, follow_while_serving, version_to_serve
 from composer_jax.stages.model import mesh_of_axes
 
 LONGEST_DEFAULT = 32_768
 """Tokens of a context unless the user says otherwise; fewer where the model has a shorter one."""
 TYPICAL = 2048
 """Tokens of a usual context."""
-PATCHES = "patches:"
-"""Begins the address of a folder of versions."""
 LOCAL = ("localhost", "127.0.0.1", "::1")
 GRACE_SECONDS = 30
 """How long requests may go on after SIGTERM."""
@@ -57,8 +57,16 @@ class ServeOptions:
     cache_tokens: int | None = None
     """Tokens in the cache; None is room for four full contexts, or for TYPICAL tokens of every slot."""
     drafts: str = ""
+    follow: str = ""
+    """A folder of versions whose weights the server takes as they come; empty is that of a patches: address, if any."""
+    arm: str = ""
+    """Which arm of a release it serves, "anchor" or "candidate"; empty is the newest version."""
     returns_routing: bool = False
     """Requests may ask for the experts that computed their tokens."""
+    traffic: str = ""
+    """Folder into which the turns of users who consent are written; empty writes none."""
+    traffic_policy: str = ""
+    """File with the folder's policy; empty keeps that of the folder."""
 
 
 def serve(address: str, options: ServeOptions) -> None:
@@ -73,6 +81,7 @@ def serve(address: str, options: ServeOptions) -> None:
 
         from composer_jax.serve.app import new_app
         from composer_jax.serve.service import ServerLimits, Service
+        from composer_jax.serve.traffic.writer import TrafficWriter
     except ImportError as error:
         raise UserError(f"{error.name} is missing; pip install 'composer_jax[serve]'.") from error
     use_compilation_cache()
@@ -84,9 +93,17 @@ def serve(address: str, options: ServeOptions) -> None:
     except UserError:
         checkpoint.text.tokenizer  # noqa: B018 - tells whoever starts the server where the files are
         raise
+    folder = followed_folder(address, options)
+    if isinstance(checkpoint, PublishedCheckpoint) and not options.follow:
+        checkpoint.version = version_to_serve(folder, options.arm)
     config = sampler_config(options, checkpoint.config.max_context)
     leads = process_count() == 1 or is_first_process()
     listening = _listen(options.host, options.port) if leads else None
+    traffic = None
+    if listening is not None and options.traffic:
+        traffic = TrafficWriter(
+            options.traffic, options.traffic_policy, text, arm=options.arm, keeps_routing=options.returns_routing
+        )
     sampler = _new_sampler(checkpoint, text, options, config)
     if listening is None:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -96,8 +113,10 @@ def serve(address: str, options: ServeOptions) -> None:
 
     load = ServedWeights(sampler, checkpoint.config, options.dtype, mtp=options.drafts == "mtp")
     local = options.host in LOCAL and not options.api_keys
-    service = Service(sampler, text, ServerLimits(), load if process_count() == 1 else None)
+    service = Service(sampler, text, ServerLimits(), load if process_count() == 1 else None, traffic)
     app = new_app(service, options.api_keys, options.control_key, LOCAL if local else ())
+    if folder and process_count() == 1:
+        follow_while_serving(app, WeightFollower(service, folder, options.arm))
     server = uvicorn.Server(
         uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=GRACE_SECONDS, server_header=False)
     )
@@ -111,6 +130,16 @@ def serve(address: str, options: ServeOptions) -> None:
     server.run([listening])
 
 
+def followed_folder(address: str, options: ServeOptions) -> str:
+    """Returns the folder of versions that a server follows, or "". Raises UserError for an arm without a folder."""
+    folder = options.follow or (address.removeprefix(PATCHES_PREFIX) if address.startswith(PATCHES_PREFIX) else "")
+    if options.arm and not folder:
+        raise UserError(
+            f"--arm={options.arm} is an arm of a release; name its versions with --checkpoint=patches:FOLDER."
+        )
+    return folder
+
+
 def _new_sampler(checkpoint: Checkpoint, text: TextProcessor, options: ServeOptions, config: SamplerConfig) -> Sampler:
     mesh = mesh_of_axes(options.axes)
     definition, params, router_bias = checkpoint.load(mesh, options.dtype, mtp=options.drafts == "mtp")
@@ -118,7 +147,8 @@ def _new_sampler(checkpoint: Checkpoint, text: TextProcessor, options: ServeOpti
     dispatch = dispatch_without_drops(network.dispatch)
     definition = ModelDef(dataclasses.replace(network, cache_routing=options.returns_routing, dispatch=dispatch))
     sampler = Sampler(definition, mesh, config, end_tokens=text.end_tokens, decode=text.tokenizer.decode)
-    sampler.update(params, router_bias, version=0, copy=False)
+    version = (checkpoint.version or 0) if isinstance(checkpoint, PublishedCheckpoint) else 0
+    sampler.update(params, router_bias, version=version, copy=False)
     del params, router_bias
     sampler.warm_up(processed=True)
     return sampler
@@ -188,8 +218,8 @@ class ServedWeights:
         return await asyncio.to_thread(self._read, address, version)
 
     def _read(self, address: str, version: int) -> tuple[Any, Any]:
-        if address.startswith(PATCHES):
-            folder = address.removeprefix(PATCHES)
+        if address.startswith(PATCHES_PREFIX):
+            folder = address.removeprefix(PATCHES_PREFIX)
             receiver = self._receivers.setdefault(folder, WeightReceiver(folder))
             receiver.receive(version)
             params, router_bias = self._sampler.definition.shapes()

@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from composer_jax.agent.episode_record import build_episode_record
+from composer_jax.checkpoint.checkpoint import describe_versions
 from composer_jax.checkpoint.store import CheckpointStore
 from composer_jax.checkpoint.weight_chain import WeightPublisher
 from composer_jax.checkpoint.weight_shards import BackgroundPublisher
+from composer_jax.models.model_def import ModelDef
 from composer_jax.observe.episodes import EpisodeRecord, read_episodes, write_episodes
 from composer_jax.observe.metrics import MetricsWriter, read_metrics
 from composer_jax.observe.progress import Progress
@@ -196,6 +198,8 @@ def _publishing(
     """
     if not run.config.rl.publish:
         return contextlib.nullcontext()
+    if is_first_process():
+        describe_versions(run.config.rl.publish, ModelDef(run.config.stage_model("rl")), str(run.path))
     barriers = itertools.count()
     publisher = BackgroundPublisher(
         WeightPublisher(

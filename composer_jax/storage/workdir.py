@@ -33,6 +33,10 @@ _SHOWN = 8  # differing fields listed in one error
 _ABSENT = object()
 
 
+class FolderInUse(UserError):
+    """Another process has locked a folder."""
+
+
 class Workdir:
     """An open run folder; use it in a `with` block or `close` it.
 
@@ -157,7 +161,7 @@ class Workdir:
             return holder
         _make_folder(self.path)
         holder = f"{os.getpid()} {uuid.uuid4().hex[:8]}"
-        self._lock = _lock_folder(self.path, holder)
+        self._lock = lock_folder(self.path, holder)
         return holder
 
     def _release(self) -> None:
@@ -254,23 +258,28 @@ def _require_holder(path: Path, holder: str) -> None:
         )
 
 
-def _lock_folder(path: Path, holder: str) -> int:
-    """Locks the folder until the returned descriptor is closed or the process ends, by whatever means."""
+def lock_folder(path: Path, holder: str, flag: str = "--workdir") -> int:
+    """Locks the folder until the returned descriptor is closed or the process ends, by whatever means.
+
+    holder: what the lock file says, beginning with the process's id. flag: by which the user chose the folder.
+
+    Raises FolderInUse for a folder that another process has locked, UserError for one that cannot be locked.
+    """
     try:
-        lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     except OSError as error:
-        raise UserError(f"cannot write in {path}: {error.strerror}; choose another --workdir") from error
+        raise UserError(f"cannot write in {path}: {error.strerror}; choose another {flag}") from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         words = os.pread(lock, 32, 0).decode(errors="replace").split()
         os.close(lock)
         who = f"process {words[0]}" if words else "another process"
-        raise UserError(f"{path} is in use by {who}; wait for it or choose another --workdir") from error
+        raise FolderInUse(f"{path} is in use by {who}; wait for it or choose another {flag}") from error
     except OSError as error:
         os.close(lock)
         raise UserError(
-            f"the disk of {path} cannot lock files: {error.strerror}; choose a --workdir on a local disk"
+            f"the disk of {path} cannot lock files: {error.strerror}; choose a {flag} on a local disk"
         ) from error
     os.ftruncate(lock, 0)
     os.pwrite(lock, f"{holder}\n".encode(), 0)

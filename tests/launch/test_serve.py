@@ -17,6 +17,7 @@ import pytest
 import uvicorn
 
 from composer_jax.sampler.engine import Sampler
+from composer_jax.serve.traffic.folder import TrafficFolder
 from composer_jax.stages.serve import ServeOptions
 from composer_jax.stages.serve import serve as serve_weights
 from launch import flags, serve
@@ -55,9 +56,12 @@ def served(folder, *options):
 
 
 @pytest.mark.slow
-def test_a_server_answers_and_ends_gracefully(folder):
-    with served(folder, "--api_key=secret") as (process, url):
-        client = httpx.Client(base_url=url, headers={"authorization": "Bearer secret"}, timeout=60)
+def test_a_server_answers_and_ends_gracefully(folder, tmp_path):
+    (tmp_path / "policy.json").write_text('{"consent_text": "We store this."}')
+    traffic = [f"--traffic={tmp_path / 'traffic'}", f"--traffic_policy={tmp_path / 'policy.json'}"]
+    with served(folder, "--api_key=secret", *traffic) as (process, url):
+        headers = {"authorization": "Bearer secret", "X-Session-ID": "s", "X-Consent": "training"}
+        client = httpx.Client(base_url=url, headers=headers, timeout=60)
         assert client.get("/v1/models").json()["data"][0]["id"] == "small"
         answers = []
         asking = threading.Thread(target=lambda: answers.append(client.post("/v1/chat/completions", json=ASK)))
@@ -68,6 +72,8 @@ def test_a_server_answers_and_ends_gracefully(folder):
         asking.join(60)
         assert answers[0].status_code == 200, "what ran has ended first"
         assert process.wait(60) in (0, 128 + signal.SIGTERM, 130, -signal.SIGTERM)
+        (turn,) = TrafficFolder(tmp_path / "traffic").read("s").turns
+        assert turn.answer == answers[0].json()["id"]
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{url}/health")
 
@@ -116,6 +122,10 @@ def test_bad_input_is_a_sentence_before_weights_are_read(folder, tmp_path, capsy
     assert "the key '' is empty" in refusal(capsys, f"--checkpoint=hf:{folder}", "--control_key=")
     said = refusal(capsys, f"--checkpoint=hf:{folder}", "--api_key=a", "--control_key=a")
     assert "--control_key is also an --api_key" in said
+    said = refusal(capsys, f"--checkpoint=hf:{folder}", "--port=0", f"--traffic={tmp_path / 'traffic'}")
+    assert "has no consent text" in said and "--traffic_policy" in said
+    said = refusal(capsys, f"--checkpoint=hf:{folder}", "--port=0", "--traffic_policy=x")
+    assert "give --traffic, too" in said
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 from composer_jax.errors import UserError
 from composer_jax.observe import report
 from composer_jax.observe.episodes import write_episodes
+from composer_jax.observe.findings import Table, TableRow
 from tests.observe.example_run import bug_episode, chain_episode
 
 EVIL = "</script><img src=x onerror=\"document.title='broken into'\"><script>document.title='broken into'"
@@ -114,6 +115,15 @@ def test_every_episode_is_in_the_page_with_its_stage(page):
     assert [e["stage"] for e in episodes] == ["before"] * 12 + ["after"] * 12 + ["rl"] * 8
     spliced = next(e for e in episodes if e["summaries"])
     assert [[m["kind"] for m in segment][:2] for segment in spliced["segments"]][1] == ["prompt", "carry"]
+
+
+def test_traffic_has_a_section_if_there_is_some(tmp_path, page):
+    table = Table("Signals", ("version 1",), "", [TableRow("keep", EVIL, ("0.61 (0.55 to 0.68)",), "")])
+    shown = Page(report.write_report(tmp_path, [table]).read_text())
+    section = shown.text[shown.text.index('<section id="traffic">') :]
+    assert "0.61 (0.55 to 0.68)" in section and EVIL not in section
+    assert "#traffic" in shown.attributes("href")
+    assert "traffic" not in page.attributes("id")
 
 
 def evil_workdir(workdir):

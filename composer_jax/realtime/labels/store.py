@@ -1,0 +1,107 @@
+"""The table of labels in traffic.sqlite. A label is made once; a second insert changes nothing."""
+
+import dataclasses
+import json
+import sqlite3
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from composer_jax.realtime.labels.signal_types import Signal
+
+TABLE = """
+CREATE TABLE IF NOT EXISTS labels (
+  session TEXT NOT NULL, user TEXT NOT NULL, horizon REAL NOT NULL, labeller TEXT NOT NULL, judge TEXT NOT NULL,
+  start REAL NOT NULL, made REAL NOT NULL, bucket TEXT NOT NULL, first_version INTEGER, last_version INTEGER,
+  late INTEGER NOT NULL, signals TEXT NOT NULL, PRIMARY KEY (session, horizon, labeller))
+"""
+INSERT = f"INSERT OR IGNORE INTO labels VALUES ({', '.join('?' * 12)})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Label:
+    """What became of a session at one age. Its reward follows from the labels beside it (reward.py)."""
+
+    session: str
+    user: str
+    """See SessionRecord."""
+    horizon: float
+    """Age in seconds."""
+    labeller: str
+    """Version of the signals (label_sessions.py)."""
+    judge: str
+    """Version of the judge of follow-ups."""
+    start: float
+    """Unix seconds of age 0: the session's last edit or answer. Later turns have no part in the label."""
+    made: float
+    """Unix seconds."""
+    bucket: str
+    first_version: int | None
+    """Lowest version of weights among the sampled tokens; None without any."""
+    last_version: int | None
+    late: int
+    """Events of this age that had arrived too late when the label was made."""
+    signals: Mapping[str, Signal]
+    """Values with masks and reasons."""
+
+    @property
+    def version(self) -> str:
+        """Versions of the weights that sampled the session: "7", or "7-8" if it spans an update, or "none"."""
+        if self.first_version is None:
+            return "none"
+        same = self.first_version == self.last_version
+        return str(self.first_version) if same else f"{self.first_version}-{self.last_version}"
+
+
+class LabelStore:
+    """Labels in a database, which the caller opens and closes."""
+
+    def __init__(self, database: sqlite3.Connection) -> None:
+        self._database = database
+        with database:
+            database.execute(TABLE)
+
+    def insert(self, labels: Iterable[Label], is_forgotten: Callable[[str], bool] = lambda session: False) -> None:
+        """Stores labels in one transaction: all of them or none. Those that exist stay as they are.
+
+        is_forgotten: whether a session has a tombstone and gets no label. It is called when nobody else can write: a
+        tombstone that is written later deletes the label.
+        """
+        with self._database:
+            self._database.execute("BEGIN IMMEDIATE")
+            remaining = (label for label in labels if not is_forgotten(label.session))
+            self._database.executemany(INSERT, map(_to_row, remaining))
+
+    def labelled(self, horizon: float, labeller: str) -> set[str]:
+        """Returns the sessions that have such a label."""
+        query = "SELECT session FROM labels WHERE horizon = ? AND labeller = ?"
+        return {session for (session,) in self._database.execute(query, (horizon, labeller))}
+
+    def read(self, horizon: float, labeller: str | None = None) -> list[Label]:
+        """Returns the labels of an age, by session; of the labeller of the newest label if none is given."""
+        labeller = labeller or self.newest_labeller(horizon)
+        query = "SELECT * FROM labels WHERE horizon = ? AND labeller = ? ORDER BY session"
+        return [_from_row(row) for row in self._database.execute(query, (horizon, labeller))]
+
+    def newest_labeller(self, horizon: float) -> str:
+        """Returns the labeller of the newest label of an age; empty without labels."""
+        query = "SELECT labeller FROM labels WHERE horizon = ? ORDER BY made DESC, labeller LIMIT 1"
+        row = self._database.execute(query, (horizon,)).fetchone()
+        return row[0] if row else ""
+
+
+def _to_row(label: Label) -> tuple[Any, ...]:
+    fields = {field.name: getattr(label, field.name) for field in dataclasses.fields(label)}
+    signals = {
+        name: {key: value for key, value in dataclasses.asdict(signal).items() if value not in (None, (), {})}
+        for name, signal in label.signals.items()
+    }
+    return tuple((fields | {"signals": json.dumps(signals)}).values())
+
+
+def _from_row(row: tuple[Any, ...]) -> Label:
+    fields: dict[str, Any] = dict(zip((field.name for field in dataclasses.fields(Label)), row, strict=True))
+    fields["signals"] = {
+        name: Signal(one.get("value"), one["state"], tuple(one.get("reasons", ())), one.get("by_turn", {}))
+        for name, one in json.loads(fields["signals"]).items()
+    }
+    return Label(**fields)

@@ -1,0 +1,481 @@
+"""TrafficWriter: turns of users who consent, from the server's memory into a traffic folder, in one thread.
+
+The server puts a turn on a queue and goes on. The thread takes what is there once a second, finds each turn's parent,
+looks for secrets, and writes one frame per day, and then one transaction that names it. Where the queue is full, or the
+disk fails, the whole session is dropped: it gets a tombstone, and nothing more of it is written.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import itertools
+import json
+import os
+import sqlite3
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from absl import logging
+
+from composer_jax.data.chat.sampling_params import SamplingParams
+from composer_jax.data.chat.text_processor import TextProcessor
+from composer_jax.errors import UserError
+from composer_jax.sampler.policy import Sample
+from composer_jax.serve.token_details import routed_experts
+from composer_jax.serve.traffic import policy, retention, turn_files
+from composer_jax.serve.traffic.consent import TrafficHeaders
+from composer_jax.serve.traffic.conversation_tree import ConversationTree, TreeNode
+from composer_jax.serve.traffic.database import BUSY_SECONDS, open_database
+from composer_jax.serve.traffic.policy import claim_policy, text_fingerprint
+from composer_jax.serve.traffic.records import Consent, SampledTurn, SessionRecord, TurnKind, turn_id
+from composer_jax.serve.traffic.redaction import has_secret_ids
+from composer_jax.storage.workdir import lock_folder
+
+BYTES_PER_TOKEN = 40
+"""Of a Python list with its integers or floats."""
+DAY_SECONDS = 86_400
+RETRY_SECONDS = 60.0
+"""After an error the thread waits so long before it deletes again what is to be deleted."""
+SEAM = 64
+"""Ids before a turn's suffix that are searched for secrets with it."""
+MOST_CAUSES = 100
+PAUSE_TURNS, PAUSE_SECONDS = 4, 0.001
+"""After so many turns the thread leaves the interpreter to others, so that a batch does not hold up streams."""
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "max_tokens")
+CLOSE_SECONDS = 30.0
+"""The server waits so long at its end for what is queued."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TrafficLimits:
+    """What the writer holds in memory."""
+
+    queue_turns: int = 1024
+    queue_bytes: int = 256 << 20
+    """Of turns that wait; a session whose turn does not fit is dropped."""
+    batch_turns: int = 64
+    """Turns that are written at once."""
+    flush_seconds: float = 1.0
+    """A turn waits so long for others."""
+    busy_seconds: float = BUSY_SECONDS
+    """The thread waits so long for the database."""
+    open_sessions: int = 4096
+    open_nodes: int = 1 << 18
+    """Sessions, and turns of sessions, whose ends are in memory; others are read from the database again."""
+    dropped_sessions: int = 1 << 16
+    """Sessions to be dropped that a failing disk has not taken; with more, the server stops writing for good."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TurnRequest:
+    """A request whose answers are written."""
+
+    record: SessionRecord
+    consent: Consent
+    kind: TurnKind
+    answer: str
+    tools: str
+    """Fingerprint of the declared tools."""
+    started: float
+    """Seconds of time.perf_counter."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FinishedTurn:
+    """An answer that has ended, as the server has it."""
+
+    request: TurnRequest
+    choice: int
+    prompt: Sequence[int]
+    sample: Sample
+    """With the tokens that the user was sent, and the finish reason "cancelled" if they are not all."""
+    params: SamplingParams
+    seed: int
+    time: float
+    seconds: float
+
+    @property
+    def session(self) -> str:
+        """X-Session-ID."""
+        return self.request.record.session
+
+    @property
+    def nbytes(self) -> int:
+        """About the bytes that it takes in memory."""
+        routing = self.sample.routing
+        tokens = len(self.prompt) + 4 * len(self.sample.tokens)
+        return 1000 + BYTES_PER_TOKEN * tokens + (0 if routing is None else routing.nbytes)
+
+
+@dataclasses.dataclass
+class TrafficCounts:
+    """What has become of turns and sessions since the server started."""
+
+    written_turns: int = 0
+    dropped_sessions: int = 0
+    refused_turns: int = 0
+    """Of sessions that have a tombstone, or that another key began."""
+    refused_events: int = 0
+    """Events that the database did not take (status 503)."""
+
+
+class TrafficWriter:
+    """The one writer of a traffic folder. `open_request` and `offer` never wait for the disk.
+
+    Attributes:
+      counts: see TrafficCounts.
+      keeps_routing: whether the experts of every token are written, which requests then have to ask for.
+      policy: see TrafficPolicy.
+    """
+
+    def __init__(
+        self,
+        folder: Path | str,
+        policy_file: str,
+        text: TextProcessor,
+        *,
+        arm: str = "",
+        keeps_routing: bool = False,
+        limits: TrafficLimits | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Opens the folder, repairs what a killed server left, and starts the thread.
+
+        policy_file: see claim_policy. arm: of a canary, which this server serves. clock: Unix seconds.
+
+        Raises UserError for a folder of another model or schema, without a consent text, with links that lead outside,
+        or that another server writes into.
+        """
+        self.folder, self.limits, self.keeps_routing = Path(folder).absolute(), limits or TrafficLimits(), keeps_routing
+        self.counts, self._text, self._arm, self._clock = TrafficCounts(), text, arm, clock
+        fingerprint = text_fingerprint(text)
+        self._lock = _claim_folder(self.folder)
+        try:
+            self.policy = claim_policy(self.folder, policy_file, fingerprint)
+            with contextlib.closing(open_database(self.folder)) as database:
+                retention.recover(self.folder, database)
+                self._expired = clock()
+                retention.expire(self.folder, database, self.policy, self._expired)
+                with database:
+                    self.run = int(database.execute("INSERT INTO runs (closed) VALUES (0)").lastrowid or 0)
+        except (sqlite3.Error, OSError) as error:
+            os.close(self._lock)
+            raise UserError(f"{self.folder} cannot be written ({error}); choose another --traffic.") from error
+        except BaseException:
+            os.close(self._lock)
+            raise
+        self._condition = threading.Condition()
+        self._queue: deque[FinishedTurn] = deque()
+        self._batch: list[FinishedTurn] = []
+        self._queued_bytes, self._last_time = 0, 0.0
+        self._dropping: set[str] = set()
+        self._closing = self._stopped = False
+        self._logged: set[str] = set()
+        self._open: OrderedDict[str, _OpenSession] = OrderedDict()
+        self._ends: dict[str, tuple[str, int]] = {}
+        self.thread_seconds = 0.0
+        """Processor time of the thread."""
+        self._thread = threading.Thread(target=self._work, name="traffic", daemon=True)
+        self._thread.start()
+
+    @property
+    def queue_length(self) -> int:
+        """Turns that wait, or are being written."""
+        return len(self._queue) + len(self._batch)
+
+    def consent(self, key: str, headers: TrafficHeaders) -> Consent:
+        """Returns what may be done with a request: what its organisation allows, or else what its header says."""
+        name = self.policy.organisation(key)
+        return self.policy.organisations[name].consent if name else headers.consent
+
+    def open_request(
+        self, key: str, session: str, headers: TrafficHeaders, answer: str, tools: Sequence[Mapping[str, Any]]
+    ) -> TurnRequest | None:
+        """Returns what is known of a request at its beginning; None if it is not to be written.
+
+        answer: its id in OpenAI's API. tools: those that it declares.
+        """
+        consent = self.consent(key, headers)
+        if not session or consent == "none" or self._stopped or not self.policy.is_sampled(session):
+            return None
+        hashed = self.policy.hash
+        record = SessionRecord(
+            session,
+            hashed(f"key {key}"),
+            hashed(headers.user or f"key {key}"),
+            hashed(f"repository {headers.repository}") if headers.repository else "",
+            self.policy.organisation(key),
+            self._clock(),
+            self._arm,
+        )
+        declared = hashlib.sha256(json.dumps(tools, sort_keys=True).encode()).hexdigest()[:16] if tools else ""
+        return TurnRequest(record, consent, headers.kind, answer, declared, time.perf_counter())
+
+    def offer(
+        self,
+        request: TurnRequest,
+        choice: int,
+        prompt: Sequence[int],
+        sample: Sample,
+        params: SamplingParams,
+        seed: int,
+    ) -> None:
+        """Queues an answer that has ended, or drops its session. params, seed: how it was sampled."""
+        seconds, session = time.perf_counter() - request.started, request.record.session
+        with self._condition:
+            if self._closing or self._stopped or session in self._dropping:
+                return
+            self._last_time = max(self._last_time, self._clock())  # clocks may go backwards, sessions do not
+            turn = FinishedTurn(request, choice, prompt, sample, params, seed, self._last_time, seconds)
+            self._queue.append(turn)
+            self._queued_bytes += turn.nbytes
+            limits = self.limits
+            if self.queue_length > limits.queue_turns or self._queued_bytes > limits.queue_bytes:
+                self._drop({session})
+                self._log("the queue is full")
+            if len(self._queue) >= limits.batch_turns:
+                self._condition.notify()
+
+    def find_request(self, session: str) -> SessionRecord | None:
+        """Returns the record of a session of which a turn waits to be written, or None."""
+        with self._condition:
+            turns = itertools.chain(self._batch, self._queue)
+            return next((turn.request.record for turn in turns if turn.session == session), None)
+
+    def close(self) -> None:
+        """Writes what is queued and releases the folder; gives up after CLOSE_SECONDS."""
+        with self._condition:
+            self._closing = True
+            self._condition.notify()
+        self._thread.join(CLOSE_SECONDS)
+        if self._thread.is_alive():
+            logging.warning("traffic: %d turns in %s were not written in time.", self.queue_length, self.folder)
+        elif self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def _drop(self, sessions: set[str]) -> None:
+        """Drops sessions; the caller holds the condition."""
+        new = sessions - self._dropping
+        self._dropping |= new
+        self.counts.dropped_sessions += len(new)
+        self._queued_bytes -= sum(turn.nbytes for turn in self._queue if turn.session in new)
+        self._queue = deque(turn for turn in self._queue if turn.session not in new)
+        if len(self._dropping) > self.limits.dropped_sessions:
+            self._stopped = True
+            self._log("too many sessions were dropped that the disk has not noted; nothing is written any more")
+
+    def _log(self, cause: str) -> None:
+        if cause not in self._logged and len(self._logged) < MOST_CAUSES:
+            self._logged.add(cause)
+            logging.error("traffic: %s; sessions are dropped (said once, /metrics counts them).", cause)
+
+    # -- the thread ----------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        database, tidy_after = None, 0.0
+        while True:
+            is_last = self._take()
+            started = time.thread_time()
+            try:
+                database = database or open_database(self.folder, busy_seconds=self.limits.busy_seconds)
+                self._write(database)
+            except (OSError, sqlite3.Error, UserError) as error:
+                self._forget_state(error)
+                with self._condition:
+                    self._drop({turn.session for turn in self._batch})
+            with self._condition:
+                self._queued_bytes -= sum(turn.nbytes for turn in self._batch)
+                self._batch = []
+            try:
+                if database is not None and (is_last or time.monotonic() >= tidy_after):
+                    self._tidy(database, is_last)
+            except (OSError, sqlite3.Error, UserError) as error:
+                self._forget_state(error)
+                tidy_after = time.monotonic() + RETRY_SECONDS
+            self.thread_seconds += time.thread_time() - started
+            if is_last:
+                break
+        if database is not None:
+            database.close()
+
+    def _take(self) -> bool:
+        """Waits a second, or for a full batch; takes the batch, and returns whether it is the last one."""
+        limits = self.limits
+        with self._condition:
+            self._condition.wait_for(
+                lambda: self._closing or len(self._queue) >= limits.batch_turns, limits.flush_seconds
+            )
+            self._batch = [self._queue.popleft() for _ in range(min(len(self._queue), limits.batch_turns))]
+            return self._closing and not self._queue
+
+    def _forget_state(self, error: Exception) -> None:
+        """After an error the thread knows no more than the disk."""
+        self._open.clear()
+        self._ends.clear()
+        self._log(str(error))
+
+    def _write(self, database: sqlite3.Connection) -> None:
+        """Writes the batch: a frame for each day, and one transaction."""
+        rows: dict[str, list[tuple[SampledTurn, TreeNode]]] = {}
+        if not self._batch:
+            return
+        with database:
+            database.execute("BEGIN IMMEDIATE")  # from here on nobody can forget a user whom the thread does not see
+            for i, turn in enumerate(self._batch, 1):
+                if turn.session not in self._dropping and (opened := self._find_session(database, turn)) is not None:
+                    rows.setdefault(opened.day, []).append(self._row(opened, turn))
+                if i % PAUSE_TURNS == 0:
+                    time.sleep(PAUSE_SECONDS)
+            for day, turns in rows.items():
+                frame = turn_files.pack(row for row, _ in turns)
+                name, at = self._ends.get(day) or self._find_end(database, day)
+                turn_files.append(self.folder, name, frame, at)
+                self._ends[day] = (name, at + len(frame))
+                places = [
+                    (row.id, row.session, name, at, len(frame), node.tokens, node.hash, row.has_secret)
+                    for row, node in turns
+                ]
+                database.executemany("INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?)", places)
+        self.counts.written_turns += sum(map(len, rows.values()))
+        nodes = sum(one.tree.size for one in self._open.values())
+        while len(self._open) > self.limits.open_sessions or nodes > self.limits.open_nodes:
+            nodes -= self._open.popitem(last=False)[1].tree.size
+
+    def _find_end(self, database: sqlite3.Connection, day: str) -> tuple[str, int]:
+        """The file of a day that gets the next frame, and where."""
+        query = "SELECT file, max(start + size) FROM turns WHERE file LIKE ? GROUP BY file ORDER BY length(file), file"
+        files = database.execute(query, (f"{day}/%",)).fetchall()
+        return (
+            files[-1]
+            if files and files[-1][1] < turn_files.MOST_FILE_BYTES
+            else (retention.next_file(self.folder, day), 0)
+        )
+
+    def _find_session(self, database: sqlite3.Connection, turn: FinishedTurn) -> "_OpenSession | None":
+        """The session of a turn; None if it has a tombstone, or belongs to another key."""
+        record = turn.request.record
+        opened = self._open.get(turn.session)
+        if opened is None:
+            row = open_session(database, record, self.run)
+            if row is not None and row[-1]:
+                retention.bury(database, [turn.session], "interrupted", turn.time)
+                self.counts.dropped_sessions += 1
+                row = None
+            if row is not None:
+                query = "SELECT id, tokens, hash, has_secret FROM turns WHERE session = ? ORDER BY rowid"
+                nodes = (TreeNode(*node) for node in database.execute(query, (turn.session,)))
+                opened = self._open[turn.session] = _OpenSession(row[0], row[1], ConversationTree(nodes))
+        if opened is None or opened.owner != record.owner:
+            self.counts.refused_turns += 1
+            return None
+        self._open.move_to_end(turn.session)
+        return opened
+
+    def _row(self, opened: "_OpenSession", turn: FinishedTurn) -> tuple[SampledTurn, TreeNode]:
+        """A turn as it is written, and its end, which the tree gets."""
+        request, sample, params, prompt = turn.request, turn.sample, turn.params, turn.prompt
+        parent, digest = opened.tree.find_parent(prompt, sample.tokens)
+        suffix = prompt[parent.tokens :]
+        ids = [*prompt[max(0, parent.tokens - SEAM) :], *sample.tokens]
+        has_secret = parent.has_secret or has_secret_ids(ids, self._text.tokenizer.decode)
+        row = SampledTurn(
+            id=turn_id(turn.session, parent.id, suffix, turn.choice, request.answer),
+            session=turn.session,
+            answer=request.answer,
+            choice=turn.choice,
+            parent=parent.id,
+            suffix=suffix,
+            tokens=sample.tokens,
+            logprobs=sample.logprobs,
+            raw_logprobs=sample.raw_logprobs or [],
+            versions=sample.versions,
+            finish_reason=sample.finish_reason,
+            kind=request.kind,
+            consent=request.consent,
+            sampling={name: getattr(params, name) for name in SAMPLING} | {"seed": turn.seed},
+            template=self.policy.fingerprint,
+            tools=request.tools,
+            time=turn.time,
+            seconds=turn.seconds,
+            cached=sample.cached,
+            has_secret=has_secret,
+            routing=routed_experts(sample, max(0, parent.tokens - 1)),
+        )
+        node = TreeNode(row.id, len(prompt) + len(sample.tokens), digest, has_secret)
+        opened.tree.add(node)
+        return row, node
+
+    def _tidy(self, database: sqlite3.Connection, is_last: bool) -> None:
+        """Writes tombstones of dropped sessions, deletes what has one, and what is too old."""
+        now, dropped = self._clock(), set(self._dropping)
+        if dropped:
+            with database:
+                database.execute("BEGIN IMMEDIATE")
+                retention.bury(database, dropped, "dropped", now)
+            with self._condition:
+                self._dropping -= dropped
+        waiting = {row[0] for row in database.execute(retention.WAITING)}
+        if waiting:
+            retention.erase(self.folder, database, waiting)
+        if expires := now - self._expired >= DAY_SECONDS:
+            retention.expire(self.folder, database, self.policy, now)
+            self._expired = now
+        if waiting or expires:
+            self._open.clear()
+            self._ends.clear()
+        if is_last and not self._stopped:
+            with database:
+                database.execute("UPDATE runs SET closed = 1 WHERE run = ?", (self.run,))
+
+
+@dataclasses.dataclass
+class _OpenSession:
+    """A session whose turns' ends are in memory."""
+
+    owner: str
+    day: str
+    tree: ConversationTree
+
+
+def open_session(database: sqlite3.Connection, record: SessionRecord, run: int) -> tuple[str, str, bool] | None:
+    """Returns (owner, day, whether a server was killed in it) of a session, and adds its row if it has none.
+
+    None if the session has a tombstone, or its user was forgotten after it opened. Inside the caller's transaction.
+
+    run: of the server that writes.
+    """
+    buried = """SELECT 1 FROM tombstones WHERE (kind = 'session' AND name = ?)
+      OR (kind = 'user' AND name = ? AND time >= ?)"""
+    if database.execute(buried, (record.session, record.user, record.opened)).fetchone():
+        return None
+    find = (
+        "SELECT owner, day, run NOT IN (SELECT run FROM runs WHERE closed OR run = ?) FROM sessions WHERE session = ?"
+    )
+    row = database.execute(find, (run, record.session)).fetchone()
+    if row is None:
+        row = (record.owner, retention.day_of(record.opened), False)
+        values = (*dataclasses.astuple(record), row[1], run)
+        database.execute("INSERT INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
+    elif not row[2]:
+        database.execute("UPDATE sessions SET run = ? WHERE session = ? AND run != ?", (run, record.session, run))
+    return row[0], row[1], bool(row[2])
+
+
+def _claim_folder(folder: Path) -> int:
+    """Creates and locks a traffic folder. Raises UserError for a foreign folder, or one with links."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        entries = [folder, *folder.rglob("*")]
+    except OSError as error:
+        raise UserError(f"cannot use {folder}: {error.strerror}; choose another --traffic.") from error
+    if links := [path for path in entries if path.is_symlink()]:
+        raise UserError(f"{links[0]} is a link; traffic is written into its own folder only, so give that one.")
+    names = {path.name for path in folder.iterdir()} - {".lock"}
+    if names and policy.NAME not in names and not all(name.startswith(f".{policy.NAME}.") for name in names):
+        raise UserError(f"{folder} is not empty and has no {policy.NAME}; choose another --traffic.")
+    return lock_folder(folder, f"{os.getpid()} serves", retention.FLAG)

@@ -1,0 +1,112 @@
+"""A server that follows a folder of versions by itself: the newest one, or the one that its arm serves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+from absl import logging
+
+from composer_jax.checkpoint.address import PATCHES_PREFIX
+from composer_jax.checkpoint.weight_chain import ARMS, ChainFiles
+from composer_jax.errors import UserError
+
+if TYPE_CHECKING:  # the packages of the server are optional
+    from starlette.applications import Starlette
+
+    from composer_jax.serve.service import Service
+
+POLL_S = 2.0
+"""Seconds from one look at the folder to the next."""
+LONGEST_S = 60.0
+"""Most seconds between two looks, after a version was refused again and again."""
+
+
+def version_to_serve(folder: str, arm: str) -> int | None:
+    """Returns the version that an arm serves, or without an arm the newest; None while there is none.
+
+    Raises:
+      UserError: the folder names no version for the arm.
+    """
+    files = ChainFiles(folder)
+    if not arm:
+        return max(files.manifests(), default=None)
+    try:
+        version = json.loads(files.read(ARMS))[arm]
+    except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{folder} has no {ARMS} with a version for the arm {arm!r} ({error}); begin a release "
+            "(launch.traffic begin), or leave --arm out."
+        ) from error
+    return int(version)
+
+
+class WeightFollower:
+    """Installs the versions of a folder in a server as they come, by the way of POST /update_weights.
+
+    A version that cannot be installed leaves the server where it is; /health then has the reason as "refused".
+    """
+
+    def __init__(self, service: Service, folder: str, arm: str = "") -> None:
+        """arm: "anchor" or "candidate" of a release; "" follows the newest version."""
+        self._service, self._folder, self._arm = service, folder, arm
+        service.health |= {"follows": f"{PATCHES_PREFIX}{folder}", "arm": arm, "refused": ""}
+
+    async def run(self) -> None:
+        """Follows until it is cancelled, or the engine has ended."""
+        wait = POLL_S
+        while self._service.sampler.error is None:
+            is_well = await self.look()
+            wait = POLL_S if is_well else min(2 * wait, LONGEST_S)
+            await asyncio.sleep(wait)
+
+    async def look(self) -> bool:
+        """Installs the version that is to be served, if it is another one; returns whether nothing was refused."""
+        try:
+            version = await asyncio.to_thread(version_to_serve, self._folder, self._arm)
+            if version is not None:
+                await self._install(version)
+        except Exception as error:  # also those of a storage's own client: the server goes on with what it has
+            if not isinstance(error, UserError):
+                logging.exception("the weights in %s cannot be followed", self._folder)
+            return self._note(str(error) or type(error).__name__)
+        return self._note("")
+
+    async def _install(self, version: int) -> None:
+        service = self._service
+        assert service.load_weights is not None, "a server over several processes follows nothing"
+        async with service.updating:
+            served = service.sampler.version
+            if version == served:
+                return
+            if version < served:
+                raise UserError(f"version {version} is below version {served}, which is served; versions rise.")
+            params, router_bias = await service.load_weights(f"{PATCHES_PREFIX}{self._folder}", version)
+            await service.sampler.update_serving(params, router_bias, version, copy=False)
+
+    def _note(self, refused: str) -> bool:
+        if refused and refused != self._service.health["refused"]:
+            logging.warning("%s The server goes on with version %d.", refused, self._service.sampler.version)
+        self._service.health["refused"] = refused
+        return not refused
+
+
+def follow_while_serving(app: Starlette, follower: WeightFollower) -> None:
+    """Makes an application run the follower between its start and its end."""
+    serving = app.router.lifespan_context
+
+    @contextlib.asynccontextmanager
+    async def lifespan(application: Starlette) -> AsyncIterator[Any]:
+        async with serving(application) as state:
+            task = asyncio.create_task(follower.run())
+            try:
+                yield state
+            finally:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+
+    app.router.lifespan_context = lifespan

@@ -1,0 +1,241 @@
+"""Production traffic: labels of sessions, and releases of weights with a gate, a canary and a way back.
+
+    python -m launch.traffic label --workdir=runs/live --checkpoint=patches:runs/live/weights
+    python -m launch.traffic begin --workdir=runs/live --weights=runs/live/weights --version=12 --serving=11
+    python -m launch.traffic gate --workdir=runs/live --anchor=runs/a/stages/evaluate_after.json \\
+        --candidate=runs/b/stages/evaluate_after.json
+    python -m launch.traffic canary --workdir=runs/live --server=http://127.0.0.1:8002 \\
+        --traffic=runs/live/anchor --traffic=runs/live/candidate
+    python -m launch.traffic rollback --workdir=runs/live --reason="users cannot undo"
+    python -m launch.traffic status --workdir=runs/live
+    python -m launch.traffic route --workdir=runs/live --port=8000 --anchor=http://127.0.0.1:8001 \\
+        --candidate=http://127.0.0.1:8002
+    python -m launch.traffic forget --workdir=runs/live --user=NAME
+
+label measures what became of the sessions that are old enough. begin opens a release of a version that exists in a
+folder of versions (rl.publish of a trainer); the version that serves makes it an A/A test, which comes before the first
+canary. gate compares two evaluations of launch.evaluate. canary starts, looks once at the labels so far, and goes on,
+waits, holds or rolls back; run it again and again. A held release goes on with --approve=REASON, or ends with gate
+--refuse=REASON. rollback publishes the weights that served before as a new version. status also writes
+WORKDIR/report.html. All commands but label and route end with a line of JSON on stdout. docs/realtime.md has the way
+from the first server to a release.
+"""
+
+import getpass
+from pathlib import Path
+
+from absl import flags as absl_flags
+
+from composer_jax.errors import UserError
+from launch import flags, hosts
+from launch.json_result import print_json
+
+COMMANDS = {
+    "label": ("traffic", "horizon_s", "checkpoint", "judge", "judge_model", "judge_key"),
+    "forget": ("traffic", "session", "user"),
+    "begin": ("weights", "version", "serving", "learner", "run"),
+    "gate": ("anchor", "candidate", "margin", "approve", "refuse"),
+    "canary": ("traffic", "labels", "server", "router", "horizon_s", "harm", "planned_users", "skip_aa", "approve"),
+    "rollback": ("to", "reason"),
+    "route": ("host", "port", "anchor", "candidate"),
+    "status": ("traffic", "horizon_s"),
+}
+"""Command -> the flags that it takes beside --workdir."""
+HORIZON_S = 3600.0
+"""The default age of labels."""
+
+
+def define(values):
+    string = lambda name, meaning: absl_flags.DEFINE_string(name, None, meaning, flag_values=values)  # noqa: E731
+    integer = lambda name, meaning: absl_flags.DEFINE_integer(name, None, meaning, flag_values=values)  # noqa: E731
+    number = lambda name, meaning: absl_flags.DEFINE_float(name, None, meaning, flag_values=values)  # noqa: E731
+    string("workdir", "The folder whose releases/ has a file per release.")
+    absl_flags.DEFINE_multi_string(
+        "traffic",
+        [],
+        "label, canary, forget, status: a folder that launch.serve --traffic writes; may be repeated. The default is "
+        "WORKDIR/traffic, if it is there.",
+        flag_values=values,
+    )
+    string("checkpoint", "label: weights whose tokenizer and template wrote the traffic; without, texts are not read.")
+    string("judge", "label: address of a model that judges follow-ups, up to /v1; without, rules do.")
+    string("judge_model", "label: the name of that model.")
+    string("judge_key", "label: its API key.")
+    string("session", "forget: X-Session-ID of the session that is deleted.")
+    string("user", "forget: X-User-ID, or the hash, of the user whose sessions are deleted.")
+    string("weights", "begin: the folder or URL of versions of the weights.")
+    integer("version", "begin: the candidate; the version that serves is an A/A test.")
+    integer("serving", "begin: the version that serves now; the default is what the last release left.")
+    string("learner", "begin: RUN/checkpoints/rl of the learner, whose optimizer goes back with the weights.")
+    string("run", "begin: the run whose config the release names by its hash.")
+    string(
+        "anchor", "gate: RUN/stages/evaluate_WHICH.json of the version that serves. route: the address of its server."
+    )
+    string("candidate", "gate: the same of the candidate. route: the address of its server.")
+    number("margin", "gate: by which the candidate may be worse in no suite; the default is 0.03.")
+    string("approve", "gate, canary: why a held release goes on.")
+    string("refuse", "gate: why a held release ends.")
+    string("labels", "canary: a file of JSON lines {user, arm, fraction, value, metric}, of all users so far.")
+    absl_flags.DEFINE_multi_string(
+        "server",
+        [],
+        "canary: a server of the candidate, which must have the version; may be repeated.",
+        flag_values=values,
+    )
+    string("router", "canary: the address of the router, which knows errors and latency of both arms.")
+    number(
+        "horizon_s",
+        "label, canary, status: the age of the labels in seconds, which a canary's step takes at least; the default is "
+        "3600.",
+    )
+    number("harm", "canary: an effect below minus this rolls back; the default is 0.")
+    integer("planned_users", "canary: users after which the intervals are tightest; the default is 2000.")
+    absl_flags.DEFINE_boolean("skip_aa", False, "canary: starts without an A/A test before.", flag_values=values)
+    integer("to", "rollback: the version; the default is the anchor of the release.")
+    string("reason", "rollback: why, for the records.")
+    string("host", "route: the address to listen on; the default is 127.0.0.1.")
+    integer("port", "route: the port to listen on; the default is 8000.")
+    return ("workdir",)
+
+
+def main(values, words):
+    if len(words) != 1 or words[0] not in COMMANDS:
+        raise UserError(f"the command is {' '.join(words) or 'missing'}; use one of {', '.join(COMMANDS)}")
+    (command,) = words
+    for name in (name for names in COMMANDS.values() for name in names):
+        if values[name].present and name not in COMMANDS[command]:
+            raise UserError(f"--{name} is not a flag of {command}; --help says what the commands take")
+    if command == "route":
+        from composer_jax.realtime.release.router import route
+
+        for name in ("anchor", "candidate"):
+            _require(values, name, "route")
+        route(values.workdir, values.anchor, values.candidate, values.host or "127.0.0.1", values.port or 8000)
+        return
+    if command in ("label", "forget"):
+        {"label": _label, "forget": _forget}[command](values)
+        return
+    if command != "status":
+        _change(command, values)
+    _show(command, values)
+
+
+def _show(command, values):
+    """Prints the releases; the command `status` also shows the traffic and writes the page."""
+    from composer_jax.realtime.release.releases import read_releases
+    from composer_jax.realtime.release.steps import status
+
+    shown = status(read_releases(values.workdir))
+    if command == "status":
+        from composer_jax.stages.traffic import traffic_counts, write_traffic_page
+
+        folders = _folders(values)
+        page = write_traffic_page(values.workdir, folders, values.horizon_s or HORIZON_S)
+        shown |= {"traffic": traffic_counts(folders), "page": str(page)}
+    print_json(shown, None)
+
+
+def _folders(values, *, is_needed=False):
+    """The folders of traffic; none if WORKDIR/traffic is not there and none is named."""
+    from composer_jax.stages.traffic import DEFAULT, traffic_folders
+
+    is_there = values.traffic or (Path(values.workdir).expanduser() / DEFAULT).exists()
+    return traffic_folders(values.workdir, values.traffic) if is_there or is_needed else []
+
+
+def _label(values):
+    from composer_jax.stages.traffic import judge_at, label_traffic
+
+    judge = judge_at(values.judge or "", values.judge_model or "", values.judge_key or "")
+    folders = _folders(values, is_needed=True)
+    label_traffic(folders, values.horizon_s or HORIZON_S, values.checkpoint or "", judge)
+
+
+def _forget(values):
+    from composer_jax.stages.traffic import forget_traffic
+
+    folders = _folders(values, is_needed=True)
+    print_json({"forgotten": forget_traffic(folders, session=values.session or "", user=values.user or "")}, None)
+
+
+def _change(command, values):
+    from composer_jax.realtime.release.releases import ReleaseFolder
+    from composer_jax.realtime.release.steps import approve, refuse
+
+    with ReleaseFolder(values.workdir, by=getpass.getuser(), learner=_learner) as folder:
+        if values.approve is not None:
+            approve(folder, values.approve)
+        elif values.refuse is not None:
+            refuse(folder, values.refuse)
+        else:
+            {"begin": _begin, "gate": _gate, "canary": _canary, "rollback": _rollback}[command](folder, values)
+
+
+def _begin(folder, values):
+    from composer_jax.realtime.release.steps import provenance
+
+    for name in ("weights", "version"):
+        _require(values, name, "begin")
+    folder.adopt(
+        values.weights,
+        values.version,
+        values.serving,
+        learner=values.learner or "",
+        hashes=provenance(values.run),
+    )
+
+
+def _gate(folder, values):
+    from composer_jax.realtime.release.gate import GateRules, read_evaluation
+    from composer_jax.realtime.release.steps import gate_step
+
+    anchor, candidate = (read_evaluation(file) if file else None for file in (values.anchor, values.candidate))
+    gate_step(folder, anchor, candidate, GateRules(**_given(values, "margin")))
+
+
+def _canary(folder, values):
+    from composer_jax.realtime.release.canary import CanaryRules, read_rows, read_service
+    from composer_jax.realtime.release.steps import canary_step
+
+    if values.labels and values.traffic:
+        raise UserError(f"--labels={values.labels} and --traffic are two sources of labels; give one of the two.")
+    canary_step(
+        folder,
+        read_rows(values.labels) if values.labels else _canary_labels(folder, values),
+        CanaryRules(**_given(values, "horizon_s", "harm", "planned_users")),
+        servers=values.server,
+        service=read_service(values.router) if values.router else None,
+        skip_aa=values.skip_aa,
+    )
+
+
+def _canary_labels(folder, values):
+    from composer_jax.stages.traffic import rows_of_canary
+
+    if not folder.releases or not (folders := _folders(values)):
+        return []
+    return rows_of_canary(folders, values.horizon_s or HORIZON_S, folder.last)
+
+
+def _rollback(folder, values):
+    _require(values, "reason", "rollback")
+    folder.roll_back(values.reason, values.to)
+
+
+def _learner(checkpoints):
+    from composer_jax.stages.released_learner import LearnerCheckpoints
+
+    return LearnerCheckpoints(checkpoints)
+
+
+def _given(values, *names):
+    return {name: values[name].value for name in names if values[name].value is not None}
+
+
+def _require(values, name, command):
+    if values[name].value is None:
+        raise UserError(f"{command} needs --{name}: {values[name].help}")
+
+
+if __name__ == "__main__":
+    flags.run(main, define=define, arguments="|".join(COMMANDS), processes=hosts.NO_DEVICES)

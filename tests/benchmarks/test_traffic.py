@@ -1,0 +1,61 @@
+"""The benchmark of traffic prints what is measured, measures what is missing, and its kills really kill."""
+
+import json
+
+import pytest
+
+from benchmarks import traffic
+from composer_jax.realtime.simulation import SimulatedWorld
+
+
+def printed(capsys):
+    return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+def test_rows_that_exist_are_printed_at_once(tmp_path, capsys, monkeypatch):
+    calls = []
+    monkeypatch.setattr(
+        traffic,
+        "MEASURES",
+        {
+            "a": lambda: calls.append("a") or {"x": 1, "lost": 2},
+            "b": lambda: calls.append("b") or {"y": 3, "lost": 4},
+            "c": lambda: {"z": 5},
+        },
+    )
+    file = tmp_path / "rows.json"
+    traffic.main([f"--rows={file}", "--only=b"])
+    assert printed(capsys) == {"y": 3, "lost": 4}
+    traffic.main([f"--rows={file}", "--only=c"])
+    assert printed(capsys) == {"z": 5}  # nothing could be lost
+    traffic.main([f"--rows={file}"])
+    assert printed(capsys) == {"x": 1, "y": 3, "z": 5, "lost": 6}
+    assert [row["name"] for row in json.loads(file.read_text())] == ["a", "b", "c"]
+    traffic.main([f"--rows={file}"])
+    assert calls == ["b", "a"]
+    traffic.main([f"--rows={file}", "--fresh"])
+    assert calls == ["b", "a", "a", "b"]
+    with pytest.raises(SystemExit):
+        traffic.main([f"--rows={file}", "--only=d"])
+
+
+def test_labels_at_one_age_against_the_control(monkeypatch):
+    monkeypatch.setattr(traffic, "WORLD", SimulatedWorld(users=100, sessions=60))
+    row = traffic.measure_labels()
+    assert abs(row["label_bias_z"]) < 2 < -row["by_now_z"]
+    assert (row["sessions"], row["changed"]) == (60 * traffic.SEEDS, 0)
+
+
+@pytest.mark.slow
+def test_killed_labellers_lose_nothing(monkeypatch):
+    monkeypatch.setattr(traffic, "KILLS", 4)
+    assert traffic.measure_kills() == {"label_kills": 4, "lost": 0}
+
+
+def test_the_committed_rows_are_complete():
+    rows = traffic.read_rows(traffic.ROWS)
+    assert rows.keys() == traffic.MEASURES.keys()
+    out = traffic.summarize(rows)
+    assert abs(out["label_bias_z"]) < 2 < -out["by_now_z"]
+    assert out["users"] >= 20_000
+    assert out["lost"] == 0

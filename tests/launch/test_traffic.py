@@ -1,0 +1,85 @@
+"""launch.traffic: a release from two versions and two evaluations, and sentences for wrong flags."""
+
+import json
+
+import numpy as np
+import pytest
+
+from composer_jax.checkpoint.weight_chain import Shard, WeightPublisher, WeightReceiver
+from launch import hosts, traffic
+from tests.launch.in_process import run_here
+
+
+@pytest.fixture
+def run(capsys, tmp_path):
+    """Runs a command on the workdir of the test; returns (exit code, its JSON or None, stderr)."""
+
+    def command(name, *words):
+        code, out, err = run_here(
+            capsys, traffic, name, f"--workdir={tmp_path}", *words, arguments="COMMAND", processes=hosts.NO_DEVICES
+        )
+        return code, json.loads(out.splitlines()[-1]) if out else None, err
+
+    return command
+
+
+@pytest.fixture
+def weights(tmp_path):
+    publisher = WeightPublisher(str(tmp_path / "weights"))
+    for version in range(4):
+        publisher.publish({Shard("w", (0,), (3,)): np.full(3, version, np.float32)}, version)
+    return str(tmp_path / "weights")
+
+
+def evaluation(tmp_path, name, seed):
+    solved = np.random.default_rng(seed).integers(0, 2, 900).astype(float)
+    suite = {"attempts": 1, "attempted": 0.9, "solved": {f"task{i}": share for i, share in enumerate(solved)}}
+    (tmp_path / name).write_text(json.dumps({"suites": {"bugs": suite}}))
+    return str(tmp_path / name)
+
+
+def test_a_release_and_its_rollback(tmp_path, run, weights):
+    anchor, candidate = evaluation(tmp_path, "a.json", 0), evaluation(tmp_path, "b.json", 0)
+    code, shown, err = run("begin", f"--weights={weights}", "--version=3", "--serving=1")
+    assert (code, shown["releases"][0]["state"], shown["serving"]) == (0, "trained", 1), err
+    code, shown, _ = run("gate", f"--anchor={anchor}", f"--candidate={candidate}")
+    assert code == 0 and shown["releases"][0]["gate"]["suites"]["bugs"]["passed"]
+    code, _, err = run("canary")
+    assert code == 2 and "no A/A test" in err
+    assert run("canary", "--skip_aa")[1]["releases"][0]["fraction"] == 0.01
+    code, shown, _ = run("canary")
+    assert (code, shown["releases"][0]["canary"][0]["decision"]) == (0, "wait")
+    code, shown, _ = run("rollback", "--reason=users complain")
+    assert (code, shown["serving"], shown["arms"]) == (0, 4, {"anchor": 4, "candidate": 4})
+    receiver = WeightReceiver(weights)
+    receiver.receive()
+    assert receiver.arrays["w"].tolist() == [1, 1, 1]
+    status = run("status")[1]
+    assert status == shown | {"traffic": [], "page": str(tmp_path / "report.html")}
+
+
+def test_a_worse_candidate_fails(tmp_path, run, weights):
+    anchor = evaluation(tmp_path, "a.json", 0)
+    worse = json.loads((tmp_path / "a.json").read_text())
+    worse["suites"]["bugs"]["solved"] = {task: 0.0 for task in worse["suites"]["bugs"]["solved"]}
+    (tmp_path / "b.json").write_text(json.dumps(worse))
+    run("begin", f"--weights={weights}", "--version=3", "--serving=1")
+    code, shown, err = run("gate", f"--anchor={anchor}", f"--candidate={tmp_path / 'b.json'}", "--margin=0.06")
+    assert (code, shown["releases"][0]["state"]) == (0, "failed"), err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("fly",), "the command is fly; use one of label, forget, begin, gate"),
+        (("begin", "--version=3"), "begin needs --weights"),
+        (("gate", "--harm=0.1"), "--harm is not a flag of gate"),
+        (("rollback",), "rollback needs --reason"),
+        (("gate",), "has no release"),
+        (("begin", "--weights={weights}", "--version=9", "--serving=1"), "versions 0, 1, 2, 3 of the weights, not 9"),
+    ],
+)
+def test_wrong_flags_are_one_sentence(run, weights, words, sentence):
+    name, *rest = (word.format(weights=weights) for word in words)
+    code, out, err = run(name, *rest)
+    assert code == 2 and out is None and sentence in err and len(err.strip().splitlines()) == 1

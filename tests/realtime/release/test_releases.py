@@ -1,0 +1,271 @@
+"""Releases: states, one owner, what is pinned and served, and the way back."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from composer_jax.checkpoint.pinned_versions import weights_hash
+from composer_jax.checkpoint.weight_chain import ChainFiles, Shard, WeightPublisher, WeightReceiver
+from composer_jax.errors import UserError
+from composer_jax.realtime.release.canary import CanaryRules, LabelRow, arm_of
+from composer_jax.realtime.release.gate import GateRules
+from composer_jax.realtime.release.releases import ReleaseFolder, read_releases, served_versions
+from composer_jax.realtime.release.steps import approve, canary_step, gate_step, refuse, status
+
+PASS = {"verdict": "pass", "reasons": []}
+RULES = CanaryRules(horizon_s=10, min_users=5)
+
+
+class Clock:
+    """Seconds that the test sets; every reading takes one."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        self.now += 1
+        return self.now
+
+
+class States:
+    """The states of a learner, by version."""
+
+    def __init__(self) -> None:
+        self.kept, self.calls = set(), []
+
+    def keep(self, versions):
+        self.kept = set(versions)
+
+    def restore(self, version, as_version):
+        assert version in self.kept
+        self.calls.append((version, as_version))
+
+
+@pytest.fixture
+def chain(tmp_path):
+    """Versions 0 to 7, with one in full among ten."""
+    folder = str(tmp_path / "weights")
+    publish(folder, range(8))
+    return folder
+
+
+def publish(folder, versions, labels=None):
+    publisher = WeightPublisher(folder)
+    for version in versions:
+        publisher.publish({Shard("w", (0,), (4,)): np.full(4, version, np.float32)}, version, labels)
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def opened(tmp_path, clock, **options) -> ReleaseFolder:
+    return ReleaseFolder(tmp_path, by="test", clock=clock, **options)
+
+
+def arms(chain):
+    return json.loads((Path(chain) / "arms.json").read_text())
+
+
+def pins(chain):
+    return ChainFiles(chain).pins()
+
+
+def labels(release, users=200, effect=0.0):
+    rng, rows = np.random.default_rng(0), []
+    for i in range(users):
+        arm = arm_of(release.salt, str(i), release.fraction)
+        value = float(rng.normal(effect if arm == "candidate" else 0, 0.1))
+        rows.append(LabelRow(str(i), arm, release.fraction, value))
+    return rows
+
+
+def look(folder, clock, **options):
+    clock.now += 100
+    return canary_step(folder, labels(folder.last, **options), RULES, clock=clock, skip_aa=True)[0]
+
+
+def released(folder, clock):
+    while folder.last.state in ("gated", "canary"):
+        look(folder, clock, users=3000)
+    return folder.last
+
+
+def test_a_release_goes_through_every_state(tmp_path, chain, clock):
+    with opened(tmp_path, clock) as folder:
+        folder.adopt(chain, 5, 3, hashes={"commit": "abc"})
+        assert (arms(chain), pins(chain)) == ({"anchor": 3, "candidate": 3}, {3, 5})
+        folder.gated(PASS)
+        assert arms(chain) == {"anchor": 3, "candidate": 5}
+        assert released(folder, clock).state == "released"
+        assert arms(chain) == {"anchor": 5, "candidate": 5}
+    (release,) = read_releases(tmp_path)
+    assert [row["state"] for row in release.transitions] == [
+        "trained",
+        "gated",
+        "canary",
+        "canary",
+        "canary",
+        "released",
+    ]
+    assert [row.get("fraction") for row in release.transitions[2:5]] == [0.01, 0.05, 0.25]
+    assert all(row["by"] == "test" and row["time"] > 1000 for row in release.transitions)
+    assert release.hashes == {"anchor": weights_hash(chain, 3), "weights": weights_hash(chain, 5), "commit": "abc"}
+    assert status([release])["serving"] == 5 and json.dumps(status([release]))
+
+
+def test_harm_rolls_back_weights_and_learner_at_once(tmp_path, chain, clock):
+    states = States()
+    server = WeightReceiver(chain)
+    with opened(tmp_path, clock, learner=lambda _: states) as folder:
+        folder.adopt(chain, 7, 4, learner=str(tmp_path))
+        assert states.kept == {4, 7}
+        folder.gated(PASS)
+        folder.move("canary", "", fraction=0.5)
+        server.receive(arms(chain)["candidate"])
+        assert look(folder, clock, users=2000, effect=-0.2).state == "rolled_back"
+    assert arms(chain) == {"anchor": 8, "candidate": 8} and states.calls == [(4, 8)]
+    server.receive(arms(chain)["candidate"])
+    assert server.arrays["w"].tolist() == [4, 4, 4, 4]
+    assert weights_hash(chain, 8) == weights_hash(chain, 4)
+    (release,) = read_releases(tmp_path)
+    assert release.canary[-1]["decision"] == "roll back" and served_versions([release]) == [4, 8]
+
+
+def test_the_last_two_versions_that_served_all_stay(tmp_path, chain, clock):
+    with opened(tmp_path, clock) as folder:
+        for version in (1, 2, 5):
+            folder.adopt(chain, version, 0 if version == 1 else None)
+            folder.gated(PASS)
+            released(folder, clock)
+        assert pins(chain) == {2, 5}
+        folder.roll_back("a person", to=2)
+        assert (pins(chain), arms(chain)["anchor"]) == ({5, 8}, 8)
+        folder.adopt(chain, 8)
+        assert folder.last.is_aa and pins(chain) == {5, 8}
+
+
+def test_sessions_are_in_one_release_only(tmp_path, chain, clock):
+    with opened(tmp_path, clock) as folder:
+        folder.begin(chain, 3)
+        assert folder.claim(["a", "b", "a", "c"], most=2) == ("a", "b")
+        publish(chain, [8], {"release": 1})
+    with opened(tmp_path, clock) as folder:  # a process that died after it published
+        assert (folder.last.state, folder.last.version) == ("trained", 8)
+        folder.gated({"verdict": "fail", "reasons": ["worse"]})
+        folder.begin(chain)
+        assert folder.claim(["a", "b", "c"]) == ("c",)
+        with pytest.raises(UserError, match="cannot become labelled"):
+            folder.claim(["d"])
+
+
+def test_no_state_is_skipped(tmp_path, chain, clock):
+    with opened(tmp_path, clock) as folder:
+        with pytest.raises(UserError, match="has no release"):
+            folder.gated(PASS)
+        folder.adopt(chain, 5, 3)
+        for state in ("canary", "released", "rolled_back", "collecting", "trained"):
+            with pytest.raises(UserError, match=f"is trained, from which it cannot become {state}"):
+                folder.move(state, "")
+        with pytest.raises(UserError, match="nothing to roll back"):
+            folder.roll_back("")
+        with pytest.raises(UserError, match="release 1 is trained; release it or roll it back"):
+            folder.adopt(chain, 6)
+        with pytest.raises(UserError, match="for one that is canary"):
+            canary_step(folder, [], RULES)
+
+
+def test_a_person_decides_on_a_held_release(tmp_path, chain, clock):
+    hold = {"verdict": "hold", "reasons": ["edit rate"]}
+    with opened(tmp_path, clock) as folder:
+        folder.adopt(chain, 5, 3)
+        folder.gated(hold)
+        with pytest.raises(UserError, match="cannot become canary"):
+            folder.move("canary", "")
+        assert approve(folder, "looked at it").state == "gated"
+        folder.move("canary", "", fraction=0.25)
+        assert folder.move("held", "monitor").fraction == 0.25
+        assert arms(chain) == {"anchor": 3, "candidate": 5}, "users keep their arms"
+        with pytest.raises(UserError, match="held in its canary"):
+            refuse(folder, "")
+        assert approve(folder, "").fraction == 0.25
+        folder.move("held", "again")
+        folder.roll_back("a person")
+        folder.adopt(chain, 8)  # the restored version serves
+        folder.gated(hold)
+        assert refuse(folder, "no").state == "failed"
+
+
+def test_an_a_a_test_comes_first(tmp_path, chain, clock):
+    with opened(tmp_path, clock) as folder:
+        folder.adopt(chain, 3, 3)
+        gate_step(folder, None, None, GateRules())
+        released(folder, clock)
+        assert [row.get("fraction") for row in folder.last.transitions][2:] == [0.5, None]
+        folder.adopt(chain, 5)
+        with pytest.raises(UserError, match="needs --anchor and --candidate"):
+            gate_step(folder, None, None, GateRules())
+        folder.gated(PASS)
+        assert canary_step(folder, [], RULES, clock=clock)[0].fraction == 0.01
+
+
+def test_without_an_a_a_test_no_canary_starts(tmp_path, chain, clock):
+    with opened(tmp_path, clock) as folder:
+        folder.adopt(chain, 5, 3)
+        folder.gated(PASS)
+        with pytest.raises(UserError, match="begin a release with --version=3 first, or give --skip_aa"):
+            canary_step(folder, [], RULES, clock=clock)
+
+
+def test_a_second_owner_is_refused(tmp_path, chain, clock):
+    with opened(tmp_path, clock), pytest.raises(UserError, match="is in use by process"):
+        opened(tmp_path, clock)
+    opened(tmp_path, clock).close()
+
+
+def test_a_clock_that_goes_backwards_is_refused(tmp_path, chain, clock):
+    with opened(tmp_path, clock) as folder:
+        folder.adopt(chain, 5, 3)
+        clock.now = 500
+        with pytest.raises(UserError, match="the clock says 501, which is 500 s before the last transition"):
+            folder.gated(PASS)
+        assert read_releases(tmp_path)[0].state == "trained"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ((5,), "the first release needs --anchor"),
+        ((2, 3), "version 2 is older than the anchor 3"),
+        ((9, 3), "has versions .* of the weights, not 9"),
+        ((5, 9), "has versions .* of the weights, not 9"),
+    ],
+)
+def test_versions_that_cannot_be_released(tmp_path, chain, clock, arguments, sentence):
+    with opened(tmp_path, clock) as folder, pytest.raises(UserError, match=sentence):
+        folder.adopt(chain, *arguments)
+    assert read_releases(tmp_path) == []
+
+
+def test_versions_that_do_not_fit_the_releases_before(tmp_path, chain, clock):
+    with opened(tmp_path, clock) as folder:
+        folder.adopt(chain, 5, 3)
+        folder.gated({"verdict": "fail", "reasons": []})
+        with pytest.raises(UserError, match="version 3 serves now, not 5"):
+            folder.adopt(chain, 6, 5)
+        with pytest.raises(UserError, match="use another --workdir"):
+            folder.adopt(f"{chain}2", 6)
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"format": 9}', '{"format": 1, "state": "gated"}'])
+def test_a_damaged_file(tmp_path, chain, clock, content):
+    with opened(tmp_path, clock) as folder:
+        folder.adopt(chain, 5, 3)
+    (tmp_path / "releases" / "0001.json").write_text(content)
+    with pytest.raises(UserError, match=r"0001.json is"):
+        opened(tmp_path, clock)
+    with pytest.raises(UserError, match=r"0001.json is"):
+        opened(tmp_path, clock)  # the lock was given back

@@ -1,0 +1,231 @@
+"""What a server writes of its answers."""
+
+import asyncio
+import base64
+import dataclasses
+import hashlib
+import io
+import json
+
+import httpx2 as httpx
+import jax
+import numpy as np
+import pytest
+
+from composer_jax.models.model_def import ModelDef
+from composer_jax.parallel.mesh import make_mesh
+from composer_jax.sampler.config import SamplerConfig
+from composer_jax.sampler.engine import Sampler
+from composer_jax.serve.bodies import CompletionBody
+from composer_jax.serve.service import Client, ServerLimits, Service
+from composer_jax.serve.traffic.consent import TrafficHeaders
+from tests.serve.scripted_engine import ScriptedEngine
+from tests.serve.test_control import wait_until
+from tests.serve.traffic.conftest import QUICK, all_bytes, stored
+from tests.stages.base_model import NETWORK, weights
+
+
+def path_of(turns, turn):
+    """The prompt of a turn and its sampled ids, from the root."""
+    parent = next((other for other in turns if other.id == turn.parent), None)
+    return [*(path_of(turns, parent) if parent else []), *turn.suffix, *turn.tokens]
+
+
+@pytest.fixture(scope="module")
+def network(text):
+    config = SamplerConfig(slots=4, max_model_len=512, decode_steps=4, prefill_shapes=((2, 32),), page_size=16)
+    definition = ModelDef(dataclasses.replace(NETWORK, cache_routing=True))
+    sampler = Sampler(
+        definition,
+        make_mesh(jax.devices()[:1]),
+        config,
+        end_tokens=text.end_tokens,
+        decode=text.tokenizer.decode,
+    )
+    sampler.update(*weights(), version=7)
+    sampler.warm_up(processed=True)
+    return sampler
+
+
+def test_a_conversation_with_a_network_is_stored_with_all_that_training_needs(served, network, folder):
+    with served(None, engine=network, keeps_routing=True) as (server, _):
+        first = server.ask([1, 2, 3], temperature=0.7, seed=5)
+        prompt = [1, 2, 3, *first["choices"][0]["token_ids"], 4, 5]
+        second = server.ask(prompt, n=2, seed=9, logprobs=0)
+        chat = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 5}
+        third = server.post("/v1/chat/completions", chat, **{"X-Turn-Type": "side", "X-User-ID": "u"}).json()
+        fourth = server.post("/v1/responses", {"input": "Hello", "max_output_tokens": 5}, consent="evals").json()
+    (session,) = stored(folder).values()
+    assert [turn.answer for turn in session.turns] == [
+        first["id"], second["id"], second["id"], third["id"], fourth["id"]
+    ]  # fmt: skip
+    root, *siblings, side, evals = session.turns
+    assert root.parent == "" and root.suffix == [1, 2, 3] and root.tokens == first["choices"][0]["token_ids"]
+    assert root.sampling["temperature"] == 0.7 and root.sampling["seed"] == 5 and root.versions == [7] * 8
+    for turn, choice in zip(siblings, second["choices"], strict=True):
+        assert turn.parent == root.id and turn.suffix == [4, 5] and turn.choice == choice["index"]
+        assert turn.tokens == choice["token_ids"] and turn.raw_logprobs == choice["logprobs"]["token_logprobs"]
+        assert path_of(session.turns, turn) == prompt + choice["token_ids"]
+    assert side.kind == "side" and evals.consent == "evals" and evals.kind == "main" and side.parent == ""
+    assert all(turn.template == root.template and turn.seconds > 0 for turn in session.turns)
+    routes = [np.load(io.BytesIO(base64.b64decode(turn.routing))) for turn in session.turns]
+    assert len(routes[0]) == 3 + 8 - 1 and len(routes[1]) == 2 + 8  # from the parent's last token on
+
+
+def test_the_user_is_stored_by_hash_and_sessions_in_any_words(served, text, folder):
+    names = ["../../etc/passwd", "a/b", "x" * 256, "s\xe9ssion \U0001f600", "'; DROP TABLE sessions; --"]
+    with served(lambda context: [9, 8, *text.end_tokens[:1]]) as (server, _):
+        for name in names:
+            server.ask([1, 2], name, headers={"X-User-ID": "alice", "X-Repository": "secret-project"})
+        assert server.post("/v1/completions", {"prompt": [1]}, "x" * 257).status_code == 400
+        too_long = server.post("/v1/completions", {"prompt": [1]}, **{"X-User-ID": "y" * 100_000})
+        assert 400 <= too_long.status_code < 500
+    sessions = stored(folder)
+    assert {*sessions} == {*names} and len({one.record.user for one in sessions.values()}) == 1
+    assert not any(word in data for data in all_bytes(folder).values() for word in (b"alice", b"secret-project"))
+    assert not (folder.parent / "etc").exists() and not any("a" == path.name for path in folder.rglob("*"))
+
+
+def test_nothing_is_written_without_consent_or_session(served, text, folder, policy_file):
+    with served(lambda context: [9, *text.end_tokens[:1]]) as (server, writer):
+        server.ask([1, 2], "first")
+        wait_until(lambda: writer.counts.written_turns == 1)
+    before = all_bytes(folder)
+    with served(lambda context: [9, *text.end_tokens[:1]]) as (server, writer):
+        between = all_bytes(folder)
+        for session, consent in (("t", "none"), ("t", ""), ("", "training"), ("first", "none")):
+            server.ask([1, 2], session, consent)
+        body = {"messages": [{"role": "user", "content": "x"}], "stream": True}
+        assert server.post("/v1/chat/completions", body, "t", "").status_code == 200
+        assert server.events({"id": "e", "kind": "undo", "payload": {"hunks": []}}, session="t").status_code == 404
+        for name, value in (("X-Consent", "yes"), ("X-Turn-Type", "MAIN")):
+            answer = server.post("/v1/completions", {"prompt": [1]}, consent="", **{name: value})
+            assert answer.status_code == 400 and value in answer.json()["error"]["message"]
+        assert all_bytes(folder) == between
+    assert {*before} == {*all_bytes(folder)} and {*stored(folder)} == {"first"}
+
+
+def test_an_organisations_flag_wins(served, text, folder, policy_file):
+    keys = {key: hashlib.sha256(key.encode()).hexdigest() for key in ("k1", "k2")}
+    organisations = {
+        "strict": {"consent": "none", "keys": [keys["k1"]]},
+        "measured": {"consent": "evals", "keys": [keys["k2"]]},
+    }
+    file = policy_file(organisations=organisations)
+    with served(lambda context: [9, *text.end_tokens[:1]], file=file, api_keys=("k1", "k2", "k3")) as (server, _):
+        for key in ("k1", "k2", "k3"):
+            server.ask([1, 2], f"of {key}", key=key)
+    sessions = stored(folder)
+    assert {name: one.turns[0].consent for name, one in sessions.items()} == {"of k2": "evals", "of k3": "training"}
+    assert sessions["of k2"].record.organisation == "measured"
+
+
+def test_of_a_stream_that_was_cut_is_stored_what_the_user_was_sent(served, text, folder):
+    long = text.tokenizer.encode("word " * 200)
+    with served(lambda context: long, delay=0.02) as (server, writer):
+        body = {"prompt": [1, 2], "max_tokens": 150, "stream": True, "return_token_ids": True}
+        headers = {"X-Session-ID": "s", "X-Consent": "training"}
+        seen = []
+        with server.client.stream("POST", "/v1/completions", json=body, headers=headers) as answer:
+            for line in answer.iter_lines():
+                seen += json.loads(line[6:])["choices"][0]["token_ids"] if line.startswith("data: ") else []
+                if len(seen) >= 6:
+                    break
+        wait_until(lambda: writer.counts.written_turns == 1)
+        server.ask([1, 2, *stored(folder)["s"].turns[0].tokens, 7], max_tokens=3)
+        with pytest.raises(httpx.TimeoutException):  # of an answer that is not streamed, nobody saw anything
+            server.client.post("/v1/completions", json={**body, "stream": False}, headers=headers, timeout=0.1)
+        wait_until(lambda: not server.client.get("/stats").json()["running"])
+    cut, after = stored(folder)["s"].turns
+    assert cut.finish_reason == "cancelled" and len(cut.tokens) == len(cut.logprobs) == len(cut.raw_logprobs)
+    assert seen == cut.tokens[: len(seen)] == long[: len(seen)] and 6 <= len(cut.tokens) < 150
+    assert after.parent == cut.id and after.suffix == [7] and after.finish_reason == "length"
+
+
+def test_a_part_that_was_not_taken_is_not_stored(text, new_writer, folder):
+    long, writer = text.tokenizer.encode("word " * 200), new_writer()
+    service = Service(ScriptedEngine(lambda context: long, text.end_tokens), text, ServerLimits(), None, writer)
+    client, body = Client("key", "s", TrafficHeaders("training")), CompletionBody(prompt=[1], max_tokens=90)
+
+    async def take_three():
+        choices = service.submit([[1]], body, client, "cmpl-0")
+        events = service.stream(choices)
+        parts = [(await anext(events))[1].tokens for _ in range(3)]
+        while len(choices[0].handle.tokens) < 30:  # the engine goes on meanwhile
+            await asyncio.sleep(0)
+        await events.aclose()  # the third part was still being sent
+        return parts
+
+    parts = asyncio.run(take_three())
+    writer.close()
+    assert stored(folder)["s"].turns[0].tokens == parts[0] + parts[1] == long[: len(parts[0] + parts[1])]
+
+
+def test_a_whole_stream_is_stored_whole(served, text, folder):
+    long = [*text.tokenizer.encode("word " * 10), *text.end_tokens[:1]]
+    with served(lambda context: long) as (server, _):
+        for path, body in (
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "n": 2}),
+            ("/v1/responses", {"input": "x"}),
+            ("/v1/completions", {"prompt": "x"}),
+        ):
+            assert server.post(path, body | {"stream": True}, session=path).status_code == 200
+    sessions = stored(folder)
+    assert {path: len(one.turns) for path, one in sessions.items()} == {
+        "/v1/chat/completions": 2, "/v1/responses": 1, "/v1/completions": 1
+    }  # fmt: skip
+    turns = [turn for one in sessions.values() for turn in one.turns]
+    assert all(turn.tokens == long and turn.finish_reason == "stop" for turn in turns)
+
+
+def test_what_the_control_plane_aborts_is_stored_as_far_as_it_was_sent(served, text, folder):
+    long = text.tokenizer.encode("word " * 200)
+    with served(lambda context: long, delay=0.02) as (server, writer):
+        body = {"prompt": [1, 2], "max_tokens": 150, "stream": True, "return_token_ids": True}
+        headers, seen = {"X-Session-ID": "s", "X-Consent": "training"}, []
+        with server.client.stream("POST", "/v1/completions", json=body, headers=headers) as answer:
+            for line in answer.iter_lines():
+                row = json.loads(line[6:]) if line.startswith("data: {") else {}
+                seen += row["choices"][0]["token_ids"] if "choices" in row else []
+                if len(seen) == 6:
+                    server.service.abort_all()
+    (turn,) = stored(folder)["s"].turns
+    assert turn.tokens == seen and turn.finish_reason == "cancelled"
+
+
+def test_sessions_that_left_the_memory_are_found_again(served, text, folder):
+    limits = dataclasses.replace(QUICK, open_sessions=1)
+    with served(lambda context: [9, *text.end_tokens[:1]], limits=limits) as (server, writer):
+        for i in range(3):
+            for session in "abc":
+                server.ask([1, *([9, text.end_tokens[0], 3] * i)], session)
+                wait_until(lambda n=writer.counts.written_turns: writer.queue_length == 0 and len(writer._open) <= 1)
+    for one in stored(folder).values():
+        assert [turn.parent for turn in one.turns] == ["", *(turn.id for turn in one.turns[:2])]
+
+
+def test_a_session_belongs_to_the_key_that_opened_it(served, text, folder):
+    with served(lambda context: [9, *text.end_tokens[:1]], api_keys=("k1", "k2")) as (server, writer):
+        for key in ("k1", "k2", "k1"):
+            server.ask([1, 2], key=key)
+        wait_until(lambda: writer.counts.refused_turns == 1)
+    assert len(stored(folder)["s"].turns) == 2
+
+
+def test_a_fraction_of_the_sessions_is_written(served, text, folder, policy_file):
+    file = policy_file(sampling_fraction=0.5)
+    with served(lambda context: [9, *text.end_tokens[:1]], file=file) as (server, _):
+        for i in range(40):
+            for _ in range(2):
+                server.ask([1, 2], f"s{i}")
+    sessions = stored(folder)
+    assert 5 < len(sessions) < 35 and all(len(one.turns) == 2 for one in sessions.values())
+
+
+def test_turns_keep_their_order_when_the_clock_goes_back(served, text, folder):
+    times = iter(range(1000, 0, -1))
+    with served(lambda context: [9, *text.end_tokens[:1]], clock=lambda: 1e9 + next(times)) as (server, _):
+        for _ in range(3):
+            server.ask([1, 2])
+    stamps = [turn.time for turn in stored(folder)["s"].turns]
+    assert stamps == sorted(stamps) and len({*stamps}) == 1

@@ -1,0 +1,152 @@
+"""A server follows a folder of versions by itself: the newest, or that of its arm; a refused one leaves it as it is."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from starlette.testclient import TestClient
+
+from composer_jax.checkpoint.checkpoint import describe_versions, open_checkpoint
+from composer_jax.checkpoint.convert import convert
+from composer_jax.checkpoint.weight_chain import WeightPublisher
+from composer_jax.checkpoint.weight_shards import local_shards
+from composer_jax.errors import UserError
+from composer_jax.models.model_def import ModelDef
+from composer_jax.parallel.mesh import make_mesh
+from composer_jax.sampler.config import SamplerConfig
+from composer_jax.sampler.engine import Sampler
+from composer_jax.serve.app import new_app
+from composer_jax.serve.service import ServerLimits, Service
+from composer_jax.stages import follow_weights
+from composer_jax.stages.follow_weights import WeightFollower, follow_while_serving, version_to_serve
+from composer_jax.stages.serve import ServedWeights, ServeOptions, followed_folder
+from tests.stages.base_model import NETWORK, write_base
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return write_base(tmp_path_factory.mktemp("follow") / "base")
+
+
+def weights(seed: int) -> dict:
+    params, bias = ModelDef(NETWORK).init(seed, make_mesh(jax.devices()[:1]))
+    return {"params": jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params), "router_bias": bias}
+
+
+@pytest.fixture
+def folder(tmp_path, base):
+    """A folder with version 1, and what describes it, as a trainer leaves it."""
+    chain, run = tmp_path / "weights", tmp_path / "run"
+    (run).mkdir()
+    (run / "base").symlink_to(base)
+    describe_versions(str(chain), ModelDef(NETWORK), str(run))
+    WeightPublisher(str(chain)).publish(local_shards(weights(1)), 1)
+    return str(chain)
+
+
+@pytest.fixture(scope="module")
+def sampler(base):
+    text = open_checkpoint(f"hf:{base}").text
+    sizes = SamplerConfig(slots=2, max_model_len=64, prefill_shapes=((2, 8),))
+    return Sampler(ModelDef(NETWORK), make_mesh(jax.devices()[:1]), sizes, end_tokens=text.end_tokens)
+
+
+@pytest.fixture
+def service(folder, sampler):
+    checkpoint = open_checkpoint(f"patches:{folder}")
+    _, params, bias = checkpoint.load(sampler.mesh)
+    sampler.update(params, bias, version=checkpoint.version)
+    load = ServedWeights(sampler, NETWORK, None, mtp=False)
+    return Service(sampler, checkpoint.text.named("small"), ServerLimits(), load)
+
+
+def look(service, folder, arm="") -> tuple[int, str]:
+    """(version, why a version was refused) after one look."""
+
+    async def once():
+        async with service.sampler.serving():
+            await WeightFollower(service, folder, arm).look()
+
+    asyncio.run(once())
+    return service.sampler.version, service.health["refused"]
+
+
+def test_a_folder_of_versions_is_a_checkpoint(folder, base):
+    checkpoint = open_checkpoint(f"patches:{folder}")
+    assert checkpoint.config == NETWORK and checkpoint.name == "weights"
+    assert checkpoint.text.tokenizer.encode("a b") == open_checkpoint(f"hf:{base}").text.tokenizer.encode("a b")
+    loaded = checkpoint.load()
+    assert checkpoint.version == 1
+    expected = jax.tree.map(lambda leaf: leaf.astype(NETWORK.param_dtype), weights(1)["params"])
+    jax.tree.map(lambda a, b: None if (a == b).all() else pytest.fail("other weights"), loaded.params, expected)
+
+
+def test_a_server_takes_the_newest_version_by_itself(folder, service):
+    assert look(service, folder) == (1, "")
+    WeightPublisher(folder).publish(local_shards(weights(2)), 5)
+    assert look(service, folder) == (5, "")
+
+
+def test_an_arm_serves_what_its_release_says(folder, service):
+    with pytest.raises(UserError, match="has no arms.json with a version for the arm 'anchor'"):
+        version_to_serve(folder, "anchor")
+    publisher = WeightPublisher(folder)
+    for version in (2, 3):
+        publisher.publish(local_shards(weights(version)), version)
+    Path(folder, "arms.json").write_text(json.dumps({"anchor": 2, "candidate": 3}))
+    assert look(service, folder, "anchor") == (2, "")
+    assert look(service, folder, "candidate") == (3, "")
+    version, refused = look(service, folder, "anchor")
+    assert version == 3 and "version 2 is below version 3" in refused
+
+
+@pytest.mark.parametrize("problem", ["missing", "damaged", "other network"])
+def test_a_refused_version_leaves_the_server_where_it_is(folder, service, problem):
+    publisher = WeightPublisher(folder)
+    shards = local_shards(weights(2))
+    if problem == "other network":
+        shards = {shard: array for shard, array in shards.items() if "embed" not in shard.name}
+    publisher.publish(shards, 2)
+    if problem == "damaged":
+        Path(folder, "version-00000002", "shards-00000.full").write_bytes(b"x")
+    if problem == "missing":
+        Path(folder, "arms.json").write_text(json.dumps({"anchor": 9, "candidate": 9}))
+    version, refused = look(service, folder, "anchor" if problem == "missing" else "")
+    assert version == 1 and refused
+    Path(folder, "arms.json").unlink(missing_ok=True)
+    WeightPublisher(folder).publish(local_shards(weights(3)), 3)
+    assert look(service, folder) == (3, ""), "the next one heals it"
+
+
+def test_the_application_follows_while_it_serves(folder, service, monkeypatch):
+    monkeypatch.setattr(follow_weights, "POLL_S", 0.01)
+    app = new_app(service)
+    follow_while_serving(app, WeightFollower(service, folder))
+    WeightPublisher(folder).publish(local_shards(weights(4)), 4)
+    with TestClient(app) as client:
+        while (health := client.get("/health").json())["weight_version"] != 4:
+            assert not health["refused"]
+    assert health["follows"] == f"patches:{folder}" and health["arm"] == ""
+
+
+def test_where_the_folder_comes_from():
+    assert followed_folder("patches:a", ServeOptions()) == "a"
+    assert followed_folder("hf:b", ServeOptions(follow="a")) == "a"
+    assert followed_folder("hf:b", ServeOptions()) == ""
+    with pytest.raises(UserError, match="--arm=anchor is an arm of a release"):
+        followed_folder("hf:b", ServeOptions(arm="anchor"))
+
+
+def test_a_folder_that_does_not_say_its_network(folder):
+    Path(folder, "network.json").unlink()
+    with pytest.raises(UserError, match="has no network.json"):
+        open_checkpoint(f"patches:{folder}").config  # noqa: B018
+
+
+def test_nothing_is_converted_into_versions(folder, tmp_path):
+    with pytest.raises(UserError, match="which is not written; use hf:DIR"):
+        convert(f"patches:{folder}", f"patches:{tmp_path / 'out'}")
+    assert str(convert(f"patches:{folder}", f"hf:{tmp_path / 'out'}")).startswith("hf:")
