@@ -82,7 +82,7 @@ class CommandSender:
                     connection.sendall(message)
                 except OSError as error:  # part of the frame may have left, so nothing can follow it
                     self._noticed.wait(NOTICE_S)  # the reader may have the sentence of a process that failed
-                    raise self._note_end(process, None) from error
+                    raise (self.error or self._note_end(report_lost_process(process))) from error
 
     def collect(self) -> list[Frame]:
         """Waits for the next reply of every other process and returns them.
@@ -141,16 +141,17 @@ class CommandSender:
         while (last := _receive(connection)) is not None and "failed" not in last[0]:
             self._replies[process].put(last)
         if not self._closing.is_set():
-            self._note_end(process, None if last is None else last[0]["failed"])
+            # Every process that is gone is reported, also after the first error.
+            self._note_end(report_lost_process(process) if last is None else last[0]["failed"])
 
-    def _note_end(self, process: int, sentence: str | None) -> OtherProcessError:
-        """Notes that a process failed, or is gone where there is no sentence about it; returns the first such error."""
+    def _note_end(self, sentence: str) -> OtherProcessError:
+        """Notes that a process failed or is gone, by a sentence about it; returns the first such error."""
         with self._lock:
             if self.error is not None:
                 return self.error
-            self.error = OtherProcessError(report_lost_process(process) if sentence is None else sentence)
+            self.error = OtherProcessError(sentence)
         self._noticed.set()
-        for replies in self._replies.values():
+        for replies in list(self._replies.values()):  # `connect` may add one meanwhile
             replies.put(None)
         self._on_error(self.error)
         return self.error

@@ -12,8 +12,8 @@ from composer_jax.sampler.sequence import Limits
 DRAFTS = ("", "prompt_lookup", "mtp")
 PARAM_DTYPES = ("float32", "bfloat16", *LARGEST)
 MOST_AHEAD = 1
-"""Outstanding calls behind which the next ones start, where no drafts are verified, which follow from tokens that the
-host knows: one keeps the devices busy while the host works for less time than a call takes."""
+"""Schedules whose results the host has not read when the next one starts. One keeps the devices busy as long as the
+host works for less time than a call takes. With drafts it is 0: they follow from tokens that the host has read."""
 MOST_SCORED = 64
 """Tokens of a row that Runner.score can score."""
 

@@ -15,7 +15,7 @@ from typing import Any
 from composer_jax.sampler.sequence import SchedulerOutput
 
 ROUTING_READ = SchedulerOutput(None, [], [])
-"""Stands for the calls of a schedule where routing is read."""
+"""The schedule of a call that only reads routing."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,12 +31,12 @@ class OutstandingCall:
 
 
 class DeviceCalls:
-    """False where nothing is outstanding."""
+    """The outstanding calls of a serving; false while there are none."""
 
     def __init__(self, most_ahead: int) -> None:
         """most_ahead: outstanding schedules behind which the next one may start."""
         self.busy_seconds = 0.0
-        """Time with outstanding calls, also of those that are in progress up to the last that started or finished."""
+        """Time in which calls were outstanding, up to the last start or end of one."""
         self._most_ahead = most_ahead
         self._outstanding: deque[OutstandingCall] = deque()
         self._starting: SchedulerOutput | None = None

@@ -32,12 +32,18 @@ def cache_program(definition: ModelDef, mesh: Mesh, n_pages: int, page_size: int
     return _jit(new_cache(definition.config, mesh, n_pages, page_size), mesh, cache_spec(definition.config))
 
 
-def prefill_program(definition: ModelDef, mesh: Mesh) -> Callable[..., Cache[jax.Array]]:
-    """Jitted `prefill` on every device: (params, router_bias, cache, tokens, start, count, tables) -> cache.
+def prefill_program(definition: ModelDef, mesh: Mesh) -> Callable[..., tuple[Cache[jax.Array], jax.Array]]:
+    """Jitted `prefill` on every device: (params, router_bias, cache, tokens, start, count, tables) -> (cache, done).
 
-    With config.cache_mtp there is one more argument, next.
+    With config.cache_mtp there is one more argument, next. `done`, bool [B], is whether a row had tokens; the host
+    waits for it, because the next call takes the cache.
     """
-    return _shard_and_jit(prefill, definition, mesh, 4 + definition.config.cache_mtp, cache_spec(definition.config))
+
+    def fill(decoder, cache, tokens_BS, start_B, count_B, *rest):
+        return prefill(decoder, cache, tokens_BS, start_B, count_B, *rest), count_B > 0
+
+    out_specs = cache_spec(definition.config), PartitionSpec(BATCH_AXES)
+    return _shard_and_jit(fill, definition, mesh, 4 + definition.config.cache_mtp, out_specs)
 
 
 def score_program(definition: ModelDef, mesh: Mesh) -> Callable[..., tuple[Cache[jax.Array], Scores]]:

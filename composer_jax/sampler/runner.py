@@ -105,9 +105,9 @@ class Runner:
         self._decode_tables = decode_tables(self._table_length, page, platform, has_window=has_window)
         decode_rows = config.decode_rows or [r for r in (limits.rows // 4, limits.rows // 2) if r >= FEWEST_ROWS]
         self._decode_rows = (*sorted(r for r in decode_rows if r < limits.rows), limits.rows)
-        prefill, routing, end = prefill_program(definition, mesh), routing_program(mesh), tuple(end_tokens)
+        routing, end = routing_program(mesh), tuple(end_tokens)
         self._programs: dict[str, Callable[..., tuple[Any, Any]]] = {
-            "prefill": lambda *arguments: (prefill(*arguments), ()),
+            "prefill": prefill_program(definition, mesh),
             "score": score_program(definition, mesh),
             "routing": lambda params, bias, cache, tables: (cache, routing(cache.routing_ZTC, tables)),
         }
@@ -147,8 +147,9 @@ class Runner:
 
     def wait(self) -> None:
         """Returns when no call runs, however they end: their memory is free then."""
-        with contextlib.suppress(RuntimeError):  # of a failed call, which ended the serving already
-            jax.block_until_ready((self._cache, self._carried))
+        for array in jax.tree.leaves((self._cache, self._carried)):
+            with contextlib.suppress(RuntimeError):  # of a failed call, or an array that one took before it failed
+                array.block_until_ready()
 
     # -- weights -------------------------------------------------------------------------------------------------
 
@@ -256,8 +257,12 @@ class Runner:
             _put_table(tables[place], chunk.sequence.pages)
         inputs = tokens, start, count, tables
         if not scores:
-            self._start("prefill", *inputs, *([following] if self.definition.config.cache_mtp else []))
-            return lambda: None
+            finish = self._start("prefill", *inputs, *([following] if self.definition.config.cache_mtp else []))
+
+            def wait() -> None:
+                jax.block_until_ready(finish())
+
+            return wait
         finish = self._start("score", *inputs, following)
 
         def read() -> list[NewScores]:

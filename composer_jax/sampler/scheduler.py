@@ -2,10 +2,11 @@
 
 A token is computed when its cache entries are in its sequence's pages. Prefill computes all tokens of a context but the
 last, in chunks. Each decode step then computes the last token and samples the next one. So a conversation's next turn
-prefills exactly the tokens that its context gained since, and nothing but the pages survives between two calls.
+prefills exactly the tokens that its context gained since. Between two calls the pages survive and, for a call that
+starts before the host has read the one before it, the last token of every row (CarriedRows in decode.py).
 
 A sequence's pages are, in order, those that the prefix tree owns (shared) and its own. Its full pages go to the tree as
-soon as a prefill call has computed them, and when the sequence ends.
+soon as the prefill call that computes them has started, and when the sequence ends.
 
 The next calls can be scheduled while others are outstanding: started, with tokens that the host has not read. Prefill
 counts as computed when it is started, because calls run in the order of their starts. Of decode calls, a sequence knows
@@ -180,7 +181,7 @@ class Scheduler:
 
     def _admit_one(self, sequence: SequenceState) -> bool:
         for shard in self._shards_by_preference(sequence):
-            if self._n_running[shard] < self.limits.rows and self._start(sequence, shard):
+            if self._n_running[shard] < self.limits.rows and self._allocate(sequence, shard):
                 self.waiting.remove(sequence)
                 self.running.append(sequence)
                 self._n_running[shard] += 1
@@ -231,7 +232,7 @@ class Scheduler:
         sequence.home = -1 if sequence.lease is None else sequence.lease.shard
         self.waiting.add(sequence)
 
-    def _start(self, sequence: SequenceState, shard: int) -> bool:
+    def _allocate(self, sequence: SequenceState, shard: int) -> bool:
         """Gives a waiting sequence what is cached of its context and pages for the rest, if there are enough."""
         tree, lease = self.trees[shard], sequence.lease
         n = len(sequence.tokens)
@@ -330,13 +331,13 @@ class Scheduler:
 
         False: sessions or requests would give up pages while calls are outstanding, after which fewer may be needed.
         """
-        is_waited_for = any(s.n_calls for s in self.running)
+        has_outstanding_calls = any(s.n_calls for s in self.running)
         for s in sorted(self.running, key=lambda s: (-s.priority, s.arrival)):
             if s.shard < 0:
                 continue  # preempted for the sake of one before it
             self._skip_pages(s)
             needed = self._n_needed(s) - len(s.pages)
-            if is_waited_for and needed > self._n_available(s.shard):
+            if has_outstanding_calls and needed > self._n_available(s.shard):
                 return False
             while s.shard >= 0 and not self._make_room(s.shard, needed):
                 candidates = (other for other in self.running if other.shard == s.shard)

@@ -151,7 +151,8 @@ def follow(
                 if jax.tree.leaves(out):
                     reply_with(out)
         except OtherProcessError:
-            runner.reset_cache()  # as process 0 does
+            # It does not wait for calls that run, as process 0 does: their collectives may lack a process that is gone.
+            runner.reset_cache()
             raise
         except jax.errors.JaxRuntimeError as error:
             # A collective fails when a process that takes part in it dies, which process 0 reports.

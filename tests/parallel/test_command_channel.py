@@ -1,6 +1,7 @@
 """Both ends of a command channel in one process, with a dictionary in place of the coordinator."""
 
 import contextlib
+import itertools
 import queue
 import socket
 import threading
@@ -68,6 +69,27 @@ def test_commands_and_replies_arrive_in_order(coordinator):
         np.testing.assert_array_equal(arrays[0], ARRAYS[0])
         sender.close()
         assert list(commands) == []
+
+
+def test_a_process_that_is_gone_is_reported_after_another_one_failed(coordinator, monkeypatch):
+    lost, indices = [], itertools.chain([1, 2], itertools.repeat(1))
+    monkeypatch.setattr(command_channel, "report_lost_process", lambda process: lost.append(process) or "lost")
+    monkeypatch.setattr(command_channel, "process_count", lambda: 3)
+    monkeypatch.setattr(command_channel, "process_index", lambda: next(indices))
+    with connecting() as (sender, thread):
+        address = coordinator.published.get(timeout=60)
+        coordinator.published.put(address)
+        first = CommandReceiver().__enter__()
+        coordinator.published.put(address)
+        second = CommandReceiver().__enter__()
+        thread.join(60)
+        first.__exit__(ValueError, ValueError("wrong"), None)
+        assert sender._noticed.wait(60) and "wrong" in str(sender.error)
+        second._leaving = True  # the process at this end is not to end
+        second._connection.shutdown(socket.SHUT_RDWR)
+        for reader in sender._readers:
+            reader.join(60)
+        assert lost == [2]
 
 
 class SlowConnection:
