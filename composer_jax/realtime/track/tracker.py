@@ -25,7 +25,7 @@ from composer_jax.realtime.track.event_sender import (
 )
 from composer_jax.realtime.track.kept_lines import KeptLines, all_censored, kept_lines, lines_in_commit
 from composer_jax.realtime.track.session_diff import session_diff
-from composer_jax.realtime.track.tracked_session import SessionStore, Snapshot, TrackedSession
+from composer_jax.realtime.track.tracked_session import SessionStore, Snapshot, TrackedSession, start_time
 from composer_jax.realtime.track.working_tree import WorkingTree
 from composer_jax.serve.traffic.records import EventKind
 
@@ -273,8 +273,9 @@ class Tracker:
         if head is None or head == session.head:
             return None
         session.head = head
-        started = next(snapshot.time for snapshot in timeline if snapshot.key == session.key)
-        if self.tree.commit_time(head) < int(started):  # a checkout of what was there before the session
+        if self.tree.commit_time(head) < int(
+            start_time(timeline, session.key)
+        ):  # a checkout of what was there before the session
             return None
         added, deleted = lines_in_commit(self.tree, session, head)
         if added + deleted <= session.committed:

@@ -28,6 +28,8 @@ RENAME_CANDIDATES = 1000
 """Deleted and new files above which git compares only equal contents for renames."""
 STASHES = 10
 """Newest stashes that are searched for lines put aside."""
+COMMITS = 20
+"""Newest commits of a branch in which a session's changes are looked for."""
 _REGULAR = ("100644", "100755")
 
 
@@ -87,6 +89,8 @@ class WorkingTree:
 
     def changes(self, before: str, after: str) -> list[ChangedFile]:
         """Returns the files that differ between two snapshots, renamed ones as one."""
+        if before == after:
+            return []
         similar = (f"-M{RENAME_SIMILARITY}%", f"-l{RENAME_CANDIDATES}")
         fields = iter(self._git("diff-tree", "-r", "-z", *similar, before, after).split(b"\0")[:-1])
         changed = []
@@ -102,6 +106,8 @@ class WorkingTree:
 
     def contents(self, tree: str, paths: Sequence[str]) -> dict[str, bytes]:
         """Returns the regular files among `paths` in a tree or commit."""
+        if not paths:
+            return {}
         names = b"".join(b"%s:%s\n" % (tree.encode(), os.fsencode(path)) for path in paths if "\n" not in path)
         output, contents, position = self._git("cat-file", "--batch", stdin=names), {}, 0
         for path in (path for path in paths if "\n" not in path):
@@ -154,6 +160,16 @@ class WorkingTree:
             return self._git("rev-parse", "--verify", "--quiet", "HEAD^{commit}").decode().strip()
         except GitError:
             return None
+
+    def commits(self, paths: Sequence[str], since: float) -> list[str]:
+        """Returns the newest COMMITS of the current branch that changed one of these files since a time."""
+        limits = (f"--max-count={COMMITS}", f"--max-age={int(since)}")
+        names = b"".join(os.fsencode(path) + b"\n" for path in paths if "\n" not in path)
+        try:
+            commits = self._git("--literal-pathspecs", "rev-list", *limits, "--stdin", stdin=b"HEAD\n--\n" + names)
+            return commits.decode().split()
+        except GitError:  # no commit
+            return []
 
     def commit_time(self, commit: str) -> int:
         """Returns the Unix seconds at which a commit was made."""

@@ -257,11 +257,19 @@ def revert(repository):
     repository.git("revert", "--no-edit", "HEAD")
 
 
+def revert_on_a_new_branch(repository):
+    repository.commit("the agent's work")
+    repository.git("checkout", "-q", "-b", "new")
+    repository.git("revert", "--no-edit", "HEAD")
+    repository.write("other.py", "other = 1\n")
+    repository.commit("other")
+
+
 def checkout_of_the_file(repository):
     repository.git("checkout", "-q", "--", "main.py")
 
 
-@pytest.mark.parametrize("act", [reset, revert, checkout_of_the_file])
+@pytest.mark.parametrize("act", [reset, revert, revert_on_a_new_branch, checkout_of_the_file])
 def test_restoring_the_files_loses_all_and_is_an_undo(repository, act):
     repository.session()
     act(repository)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import composer_jax.git
+import composer_jax.realtime.track.session_diff
 import composer_jax.realtime.track.working_tree
 from composer_jax.errors import UserError
 from composer_jax.realtime.track.event_sender import check_server
@@ -242,6 +243,24 @@ def test_two_agents_at_once_with_marks_have_their_own_lines(repository):
     assert repository.edited(name="two") == dict(
         added=1, added_kept=1, deleted=1, deleted_kept=1, others=8, others_kept=8
     )
+
+
+def test_a_file_is_aligned_as_often_as_it_changed_whatever_is_marked(repository, monkeypatch):
+    versions, diff_file = {}, composer_jax.realtime.track.session_diff.diff_file
+
+    def counted(path, texts, authors):
+        versions[path] = len(texts)
+        return diff_file(path, texts, authors)
+
+    monkeypatch.setattr(composer_jax.realtime.track.session_diff, "diff_file", counted)
+    repository.tracker.start("s", NOWHERE)
+    for number in range(5):
+        repository.write("other.py", f"number = {number}\n")
+        repository.tracker.mark("s")
+    repository.write("main.py", AGENT)
+    repository.tracker.stop("s")
+    assert versions == {"main.py": 2, "other.py": 6}
+    assert repository.edited() == KEPT | dict(added=5, added_kept=5)
 
 
 def test_two_agents_at_once_without_marks_are_censored(repository):
