@@ -36,20 +36,20 @@ def all_censored(files: Sequence[FileDiff]) -> KeptLines:
     return KeptLines(censored=sum(len(diff.added) + len(diff.deleted) + diff.unclear for diff in files))
 
 
-def lines_in_commit(tree: WorkingTree, session: TrackedSession, commit: str) -> tuple[int, int]:
+def count_lines_in_commit(tree: WorkingTree, session: TrackedSession, commit: str) -> tuple[int, int]:
     """Returns (added lines that are in a commit, deleted ones that are not). Files that the commit lacks count nowhere,
     unless the session deleted them."""
-    contents = tree.contents(commit, [*(diff.path for diff in session.files), *session.renamed.values()])
+    contents = tree.contents(commit, [*(diff.path for diff in session.files), *session.renames.values()])
     added = deleted = 0
     for diff in session.files:
-        content = contents.get(diff.path, contents.get(session.renamed.get(diff.path, "")))
+        content = contents.get(diff.path, contents.get(session.renames.get(diff.path, "")))
         if content is not None or not diff.after:
             survival = measure(diff, decode(content or b"") or "")
             added, deleted = added + sum(survival.added_kept), deleted + sum(survival.deleted_kept)
     return added, deleted
 
 
-def kept_lines(tree: WorkingTree, session: TrackedSession, timeline: Sequence[Snapshot]) -> KeptLines:
+def count_kept_lines(tree: WorkingTree, session: TrackedSession, timeline: Sequence[Snapshot]) -> KeptLines:
     """Returns what is in the working tree of a session's changes. Notes renamed files and new branches in `session`.
 
     Lines are censored, that is, in no count but this, if
@@ -71,7 +71,7 @@ def kept_lines(tree: WorkingTree, session: TrackedSession, timeline: Sequence[Sn
         least = HERE_FRACTION * sum(len(diff.added) + len(diff.deleted) for diff in session.files)
         if kept < least:
             commits = tree.commits([diff.path for diff in session.files], since=start_time(timeline, session.key))
-            if all(sum(lines_in_commit(tree, session, commit)) < least for commit in commits):
+            if all(sum(count_lines_in_commit(tree, session, commit)) < least for commit in commits):
                 return all_censored(session.files)
         if branch is not None:
             session.branches.append(branch)
@@ -86,15 +86,15 @@ def kept_lines(tree: WorkingTree, session: TrackedSession, timeline: Sequence[Sn
 def _read_texts(tree: WorkingTree, session: TrackedSession) -> dict[str, str | None]:
     """For each file its text now, by the path after the session; "" if it is deleted, None if it cannot be compared."""
     contents = {diff.path: tree.read(diff.path) for diff in session.files}
-    for path, new_path in list(session.renamed.items()):
+    for path, new_path in list(session.renames.items()):
         if contents[path] is None:
             contents[path] = tree.read(new_path)
         else:  # renamed back, or a branch on which it was not renamed
-            del session.renamed[path]
+            del session.renames[path]
     missing = [diff.path for diff in session.files if contents[diff.path] is None and diff.after]
     if missing:
-        for path, new_path in tree.renamed(session.tree, missing).items():
-            session.renamed[path] = new_path
+        for path, new_path in tree.find_renames(session.tree, missing).items():
+            session.renames[path] = new_path
             contents[path] = tree.read(new_path)
     return {
         path: "" if content is None else None if len(content) > MAX_BYTES else decode(content)

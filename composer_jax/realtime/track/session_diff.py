@@ -49,9 +49,11 @@ def _session_diff(tree: WorkingTree, timeline: Sequence[Snapshot], key: str) -> 
         same = {path: content for path, content in contents[-1].items() if path not in step}
         contents.append(same | tree.contents(snapshot.tree, sorted(paths & step)))
     diffs, left_out = [], {}
+    filtered = tree.find_filtered(paths)
     for file in changed:
         path = file.after if file.after is not None else str(file.before)
-        diff = _diff_of(tree, file, path, contents, authors)
+        is_filtered = not filtered.isdisjoint(_paths([file]))
+        diff = "filtered by git" if is_filtered else _diff_of(tree, file, path, contents, authors)
         if isinstance(diff, str):
             left_out[path] = diff
         elif diff.added or diff.deleted or diff.unclear:

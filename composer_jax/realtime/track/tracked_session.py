@@ -63,8 +63,8 @@ class TrackedSession:
     """Branches on which the session's changes were seen."""
     old_stashes: list[str] = dataclasses.field(default_factory=list)
     """Stashes that are older than the session's changes."""
-    renamed: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Where files are that were renamed since."""
+    renames: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Path after the session -> where the file was renamed to since."""
     measured: list[float] = dataclasses.field(default_factory=list)
     """Horizons that are done."""
     head: str | None = None

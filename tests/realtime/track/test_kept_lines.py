@@ -403,6 +403,13 @@ def test_links_and_submodules_are_no_files(repository, tmp_path):
     assert repository.edited(3600) == dict(added=4, deleted=4, deleted_kept=4, others=6)
 
 
+def test_a_file_that_grew_is_not_read_whole(repository):
+    repository.session()
+    with (repository.root / "main.py").open("wb") as file:
+        file.truncate(1 << 40)
+    assert repository.edited() == ALL_CENSORED
+
+
 def test_a_folder_that_became_a_link_is_not_followed(repository, tmp_path):
     repository.session({"folder/a.py": "line = call(1)\n"})
     (repository.root / "folder").rename(tmp_path / "outside")

@@ -308,7 +308,14 @@ def test_tests_before_and_after(repository, server):
     ]
 
 
-def test_a_commit_is_told_once_however_it_is_rewritten(repository):
+def test_a_session_that_is_started_already_runs_no_tests(repository):
+    repository.tracker.start("s", NOWHERE)
+    with pytest.raises(UserError, match="already started"):
+        repository.tracker.start("s", NOWHERE, test_command="touch ran")
+    assert not (repository.root / "ran").exists()
+
+
+def test_a_commit_is_one_event_however_it_is_rewritten(repository):
     repository.session()
     repository.write("main.py", repository.read().replace("return text.rjust(width, fill)", "return text"))
     repository.commit("three of the four lines")
@@ -410,8 +417,11 @@ def test_no_program_of_the_repository_runs(repository, tmp_path):
     repository.git("config", "core.fsmonitor", f"touch {trap}")
     repository.write(".git/hooks/post-index-change", f"#!/bin/sh\ntouch {trap}\n")
     (repository.root / ".git/hooks/post-index-change").chmod(0o755)
-    repository.write(".gitattributes", "*.py filter=trap diff=trap\n")
-    repository.session()
+    repository.write(".gitattributes", "trapped.py filter=trap\n*.py diff=trap\n")
+    repository.write("trapped.py", "one = call(1)\n")
+    repository.session({"main.py": AGENT, "trapped.py": "two = call(2)\n"})
+    session = repository.tracker.store.load("s")
+    assert session.left_out == {"trapped.py": "filtered by git"}
     assert repository.edited() == KEPT
     assert not trap.exists()
 
@@ -421,7 +431,7 @@ def test_the_state_is_the_owners_alone(repository):
     assert stat.S_IMODE(repository.tracker.tree.folder.stat().st_mode) == 0o700
 
 
-def test_a_repository_that_disappears_is_told(repository, server):
+def test_a_repository_that_disappears_is_an_event(repository, server):
     start_and_stop(repository, server)
 
     def act(age):
@@ -468,6 +478,8 @@ def test_a_clock_that_goes_back(repository):
         (lambda r: r.tracker.start("", NOWHERE), "--session='' is no session"),
         (lambda r: r.tracker.start("a\nb", NOWHERE), "is no session"),
         (lambda r: r.tracker.start("s", "localhost:8000"), "--server=localhost:8000 is not an address"),
+        (lambda r: r.tracker.start("s", "http://[::1"), r"--server=http://\[::1 is not an address"),
+        (lambda r: r.tracker.start("s", "http://host:x"), "--server=http://host:x is not an address"),
         (lambda r: r.tracker.start("s", ""), "--server= is not an address"),
         (lambda r: r.tracker.stop("s"), r"session 's' is not tracked in .* \(tracked: none\); start it first"),
         (lambda r: r.tracker.check("s"), "is not tracked"),
