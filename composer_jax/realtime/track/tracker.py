@@ -103,7 +103,9 @@ class Tracker:
         with self.store.lock():
             session = self._load_started(name)
             now = self._now(session)
-            self.store.add_snapshot(Snapshot(now, self.tree.snapshot(), session.key, "mark"))
+            tree = self.tree.snapshot()
+            if tree != self.store.timeline()[-1].tree:
+                self.store.add_snapshot(Snapshot(now, tree, session.key, "mark"))
             self.store.save(session)
 
     def stop(self, name: str, test_command: str = "") -> None:

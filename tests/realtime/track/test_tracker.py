@@ -257,6 +257,8 @@ def test_a_file_is_aligned_as_often_as_it_changed_whatever_is_marked(repository,
     for number in range(5):
         repository.write("other.py", f"number = {number}\n")
         repository.tracker.mark("s")
+        repository.tracker.mark("s")
+    assert len(repository.tracker.store.timeline()) == 6
     repository.write("main.py", AGENT)
     repository.tracker.stop("s")
     assert versions == {"main.py": 2, "other.py": 6}
