@@ -57,8 +57,13 @@ def queued_event(
 
 def check_server(url: str) -> str:
     """Returns the address of a server without a slash at its end. Raises UserError for what is no http(s) address."""
-    parts = urllib.parse.urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+    try:
+        parts = urllib.parse.urlsplit(url)
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        is_address = is_address and not (parts.query or parts.fragment)
+    except ValueError:  # of the host's brackets or the port
+        is_address = False
+    if not is_address:
         raise UserError(f"--server={url} is not an address of a server; use http://HOST:PORT or https://HOST")
     return url.rstrip("/")
 
