@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from composer_jax.errors import UserError
+from composer_jax.realtime.http_client import WITHOUT_REDIRECTS
 from composer_jax.serve.traffic.records import EVENT_FIELDS, EventKind
 
 TIMEOUT_S = 30.0
@@ -93,16 +94,11 @@ def send_events(server: str, api_key: str, events: Sequence[QueuedEvent], now: f
         _post(f"{server}/events", api_key, json.dumps({"events": batch}).encode(), events[start].session)
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
-        """Returns None, so that the answer that redirects is an HTTPError like others that are not a success."""
-
-
 def _post(url: str, api_key: str, body: bytes, session: str) -> None:
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
     request = urllib.request.Request(url, data=body, headers=headers, method="POST")
     try:
-        with urllib.request.build_opener(_NoRedirects).open(request, timeout=TIMEOUT_S) as answer:
+        with WITHOUT_REDIRECTS.open(request, timeout=TIMEOUT_S) as answer:
             answer.read()
     except urllib.error.HTTPError as error:
         with error:
