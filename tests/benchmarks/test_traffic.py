@@ -57,5 +57,5 @@ def test_the_committed_rows_are_complete():
     assert rows.keys() == traffic.MEASURES.keys()
     out = traffic.summarize(rows)
     assert abs(out["label_bias_z"]) < 2 < -out["by_now_z"]
-    assert out["users"] >= 20_000
-    assert out["lost"] == 0
+    assert out["user_cycles"] >= 20_000
+    assert out["lost"] == out["changed"] == 0

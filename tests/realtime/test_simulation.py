@@ -17,7 +17,7 @@ from composer_jax.serve.traffic.records import EVENT_FIELDS
 H = 3600.0
 SEEDS = 20
 CONTEXT = LabelContext(SimulatedText())
-SLOW_REVERTS = SimulatedWorld(sessions=120, reverted_delay_s=3500.0)
+SLOW_REVERTS = SimulatedWorld(sessions=60, reverted_delay_s=3500.0)
 """What users have reverted is reported later than what they keep, within the grace."""
 
 
@@ -40,7 +40,7 @@ def value(signals, name):
     return [one[name].value for one in signals if one[name].value is not None]
 
 
-@pytest.mark.parametrize("world", [SimulatedWorld(sessions=120), SLOW_REVERTS], ids=["even delays", "slow reverts"])
+@pytest.mark.parametrize("world", [SimulatedWorld(sessions=60), SLOW_REVERTS], ids=["even delays", "slow reverts"])
 def test_labels_at_one_age_are_unbiased_however_often_labels_are_made(world):
     keep, corrected, undone = [], [], []
     for seed in range(SEEDS):

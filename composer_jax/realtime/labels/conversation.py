@@ -2,10 +2,10 @@
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from composer_jax.realtime.labels.edits import NO_CLIENT, delays, edited, keep
-from composer_jax.realtime.labels.judge import QUICK_S, FollowUp, JudgeError
+from composer_jax.realtime.labels.judge import QUICK_S, FollowUp, FollowUpJudge, JudgeError
 from composer_jax.realtime.labels.signal_types import (
     ConversationText,
     LabelContext,
@@ -44,21 +44,13 @@ def follow_up(traffic: SessionTraffic, horizon: float, context: LabelContext) ->
     turns, reasons = continued_turns(traffic), []
     votes = {answer: -1.0 for answer, seconds in delays(traffic, "undo", "regenerate") if seconds <= QUICK_S}
     replies = _replies(traffic, turns, context.text)
-    unknown = {event.turn for event in events_of(traffic, "follow_up")} - replies.keys()
+    unknown = _named_answers(traffic) - replies.keys()
     if context.text is None and len(turns) > 1:
         reasons.append(NO_TEXT)
     elif unknown - votes.keys() - _left_answers(traffic, turns):
         reasons.append(NOT_STORED)
-    for turn in turns:
-        if context.text and turn.answer in replies and turn.answer not in votes:
-            earlier = [message for one in turns[: turns.index(turn) + 1] if (message := context.text.user(one.suffix))]
-            said, has_secret = context.text.answer(turn.tokens)[0], turn.has_secret
-            try:
-                votes[turn.answer] = float(
-                    context.judge.vote(FollowUp(replies[turn.answer], earlier, said, has_secret))
-                )
-            except JudgeError as error:
-                reasons.append(str(error))
+    if context.text:
+        reasons += _judge_replies(turns, replies, votes, context.text, context.judge)
     last = turns[-1].answer if turns else None
     if last and last not in votes and not reasons and _is_kept(traffic, turns[-1], horizon, context):
         votes[last] = 1.0
@@ -66,6 +58,28 @@ def follow_up(traffic: SessionTraffic, horizon: float, context: LabelContext) ->
     if votes:
         return observed(math.fsum(votes.values()) / len(votes), context.judge.version, *reasons, by_turn=votes)
     return censored(*reasons) if reasons else observed(0.0, "no follow-up")
+
+
+def _judge_replies(
+    turns: Sequence[SampledTurn],
+    replies: Mapping[str, str],
+    votes: dict[str, float],
+    text: ConversationText,
+    judge: FollowUpJudge,
+) -> list[str]:
+    """Adds the judge's votes for answers without one; returns why there are none for some."""
+    earlier: list[str] = []
+    reasons: list[str] = []
+    for turn in turns:
+        earlier += [message] if (message := text.user(turn.suffix)) else []
+        if turn.answer in replies and turn.answer not in votes:
+            said = text.answer(turn.tokens)[0]
+            follow_up = FollowUp(replies[turn.answer], tuple(earlier), said, turn.has_secret)
+            try:
+                votes[turn.answer] = float(judge.vote(follow_up))
+            except JudgeError as error:
+                reasons.append(str(error))
+    return reasons
 
 
 def _replies(traffic: SessionTraffic, turns: Sequence[SampledTurn], text: ConversationText | None) -> dict[str, str]:
@@ -77,7 +91,7 @@ def _replies(traffic: SessionTraffic, turns: Sequence[SampledTurn], text: Conver
     replies: dict[str, str] = {}
     if text is None:
         return replies
-    named = {event.turn for event in events_of(traffic, "follow_up")}
+    named = _named_answers(traffic)
     summaries = [turn.time for turn in traffic.turns if turn.kind == "summary"]
     messages = [text.user(turn.suffix) for turn in turns]
     for i, (turn, following) in enumerate(zip(turns, turns[1:], strict=False)):
@@ -87,6 +101,11 @@ def _replies(traffic: SessionTraffic, turns: Sequence[SampledTurn], text: Conver
         if message is not None and is_new:
             replies[turn.answer] = message
     return replies
+
+
+def _named_answers(traffic: SessionTraffic) -> set[str]:
+    """Returns the answers that a message followed, as events say; an event need not name one."""
+    return {event.turn for event in events_of(traffic, "follow_up") if event.turn}
 
 
 def _left_answers(traffic: SessionTraffic, turns: Sequence[SampledTurn]) -> set[str]:
@@ -123,7 +142,7 @@ def needless_question(traffic: SessionTraffic, horizon: float, context: LabelCon
     if context.text is None or not questions.by_turn:
         return questions
     replies = _replies(traffic, continued_turns(traffic), context.text)
-    unknown = {event.turn for event in events_of(traffic, "follow_up")} - replies.keys()
+    unknown = _named_answers(traffic) - replies.keys()
     hits = {
         answer: 1.0
         for answer in questions.by_turn

@@ -25,6 +25,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from composer_jax.errors import UserError
+from composer_jax.realtime.http_client import WITHOUT_REDIRECTS
 from composer_jax.realtime.labels.judge import FollowUp, JudgeError, JudgeUnavailable
 from composer_jax.serve.traffic.redaction import redact
 
@@ -49,16 +50,6 @@ RESPONSE_BYTES = 1 << 20
 """Bytes that are read of a response."""
 LINE_ENDS = str.maketrans({char: f"\\u{ord(char):04x}" for char in "\u0085\u2028\u2029"})
 """Line breaks that JSON does not escape."""
-
-
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Refuses to follow a server elsewhere, which would get the key."""
-
-    def redirect_request(self, *args: object) -> None:
-        return None
-
-
-_OPENER = urllib.request.build_opener(_NoRedirects)
 
 
 class ModelJudge:
@@ -125,7 +116,7 @@ class ModelJudge:
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {})
         request = urllib.request.Request(self._url, json.dumps(body).encode(), headers)
         try:
-            with _OPENER.open(request, timeout=self._timeout) as response:
+            with WITHOUT_REDIRECTS.open(request, timeout=self._timeout) as response:
                 answer = json.loads(response.read(RESPONSE_BYTES))
             text = answer["choices"][0]["message"]["content"]
         except urllib.error.HTTPError as error:

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from composer_jax.errors import UserError
+from composer_jax.realtime.http_client import WITHOUT_REDIRECTS
 from composer_jax.serve.traffic.records import EVENT_FIELDS, EventKind
 
 TIMEOUT_S = 30.0
@@ -57,8 +58,13 @@ def queued_event(
 
 def check_server(url: str) -> str:
     """Returns the address of a server without a slash at its end. Raises UserError for what is no http(s) address."""
-    parts = urllib.parse.urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+    try:
+        parts = urllib.parse.urlsplit(url)
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        is_address = is_address and not (parts.query or parts.fragment)
+    except ValueError:  # of the host's brackets or the port
+        is_address = False
+    if not is_address:
         raise UserError(f"--server={url} is not an address of a server; use http://HOST:PORT or https://HOST")
     return url.rstrip("/")
 
@@ -88,16 +94,11 @@ def send_events(server: str, api_key: str, events: Sequence[QueuedEvent], now: f
         _post(f"{server}/events", api_key, json.dumps({"events": batch}).encode(), events[start].session)
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
-        """Returns None, so that the answer that redirects is an HTTPError like others that are not a success."""
-
-
 def _post(url: str, api_key: str, body: bytes, session: str) -> None:
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
     request = urllib.request.Request(url, data=body, headers=headers, method="POST")
     try:
-        with urllib.request.build_opener(_NoRedirects).open(request, timeout=TIMEOUT_S) as answer:
+        with WITHOUT_REDIRECTS.open(request, timeout=TIMEOUT_S) as answer:
             answer.read()
     except urllib.error.HTTPError as error:
         with error:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from composer_jax.realtime.track.agent_diff import MAX_BYTES, FileDiff, FileSurvival, decode, measure
-from composer_jax.realtime.track.tracked_session import Snapshot, TrackedSession, author_after
+from composer_jax.realtime.track.tracked_session import Snapshot, TrackedSession, authors_after, start_time
 from composer_jax.realtime.track.working_tree import WorkingTree
 
 HERE_FRACTION = 0.5
@@ -36,25 +36,26 @@ def all_censored(files: Sequence[FileDiff]) -> KeptLines:
     return KeptLines(censored=sum(len(diff.added) + len(diff.deleted) + diff.unclear for diff in files))
 
 
-def lines_in_commit(tree: WorkingTree, session: TrackedSession, commit: str) -> tuple[int, int]:
+def count_lines_in_commit(tree: WorkingTree, session: TrackedSession, commit: str) -> tuple[int, int]:
     """Returns (added lines that are in a commit, deleted ones that are not). Files that the commit lacks count nowhere,
     unless the session deleted them."""
-    contents = tree.contents(commit, [*(diff.path for diff in session.files), *session.renamed.values()])
+    contents = tree.contents(commit, [*(diff.path for diff in session.files), *session.renames.values()])
     added = deleted = 0
     for diff in session.files:
-        content = contents.get(diff.path, contents.get(session.renamed.get(diff.path, "")))
+        content = contents.get(diff.path, contents.get(session.renames.get(diff.path, "")))
         if content is not None or not diff.after:
             survival = measure(diff, decode(content or b"") or "")
             added, deleted = added + sum(survival.added_kept), deleted + sum(survival.deleted_kept)
     return added, deleted
 
 
-def kept_lines(tree: WorkingTree, session: TrackedSession, timeline: Sequence[Snapshot]) -> KeptLines:
+def count_kept_lines(tree: WorkingTree, session: TrackedSession, timeline: Sequence[Snapshot]) -> KeptLines:
     """Returns what is in the working tree of a session's changes. Notes renamed files and new branches in `session`.
 
     Lines are censored, that is, in no count but this, if
     - several agents were at work when they were added or deleted;
-    - less than HERE_FRACTION of the changes is here, on a branch on which they have never been seen;
+    - less than HERE_FRACTION of the changes is here, or was in a commit of the branch since the session began, on a
+      branch on which they have never been seen;
     - they are lost here and in a stash;
     - they were lost while another agent was at work;
     - their file is now binary or larger than MAX_BYTES.
@@ -67,9 +68,11 @@ def kept_lines(tree: WorkingTree, session: TrackedSession, timeline: Sequence[Sn
         files = [diff for diff in session.files if texts[diff.path] or not diff.after]
         there = [survivals[diff.path] for diff in files if diff.path in survivals]
         kept = sum(sum(survival.added_kept) + sum(survival.deleted_kept) for survival in there)
-        total = sum(len(diff.added) + len(diff.deleted) for diff in session.files)
-        if kept < HERE_FRACTION * total:
-            return all_censored(session.files)
+        least = HERE_FRACTION * sum(len(diff.added) + len(diff.deleted) for diff in session.files)
+        if kept < least:
+            commits = tree.commits([diff.path for diff in session.files], since=start_time(timeline, session.key))
+            if all(sum(count_lines_in_commit(tree, session, commit)) < least for commit in commits):
+                return all_censored(session.files)
         if branch is not None:
             session.branches.append(branch)
     evidence = _Evidence(tree, session, timeline, texts)
@@ -83,15 +86,15 @@ def kept_lines(tree: WorkingTree, session: TrackedSession, timeline: Sequence[Sn
 def _read_texts(tree: WorkingTree, session: TrackedSession) -> dict[str, str | None]:
     """For each file its text now, by the path after the session; "" if it is deleted, None if it cannot be compared."""
     contents = {diff.path: tree.read(diff.path) for diff in session.files}
-    for path, new_path in list(session.renamed.items()):
+    for path, new_path in list(session.renames.items()):
         if contents[path] is None:
             contents[path] = tree.read(new_path)
         else:  # renamed back, or a branch on which it was not renamed
-            del session.renamed[path]
+            del session.renames[path]
     missing = [diff.path for diff in session.files if contents[diff.path] is None and diff.after]
     if missing:
-        for path, new_path in tree.renamed(session.tree, missing).items():
-            session.renamed[path] = new_path
+        for path, new_path in tree.find_renames(session.tree, missing).items():
+            session.renames[path] = new_path
             contents[path] = tree.read(new_path)
     return {
         path: "" if content is None else None if len(content) > MAX_BYTES else decode(content)
@@ -113,10 +116,11 @@ class _Evidence:
         self._paths = [diff.path for diff in session.files]
         self._stashes: list[tuple[str, str | None]] | None = None
         last = max(index for index, snapshot in enumerate(timeline) if snapshot.key == session.key)
+        authors = authors_after(timeline, session.key)
         self._intervals = [
             (timeline[index].tree, timeline[index + 1].tree if index + 1 < len(timeline) else None)
             for index in range(last, len(timeline))
-            if author_after(timeline, index, session.key) == "other"
+            if authors[index] == "other"
         ]
         self._trees: dict[str, dict[str, bytes]] = {}
 
@@ -153,6 +157,8 @@ def _count(diff: FileDiff, survival: FileSurvival, evidence: _Evidence) -> KeptL
         # In a stash are lines that it would bring back; another agent took away those that were there before it.
         gains = [(after, before) for before, after in evidence.stashed(diff.path)]
         for has, lacks in (*gains, *evidence.others_edits(diff.path)):
+            if has == lacks:
+                continue
             pairs = zip(_flags(measure(diff, has)), _flags(measure(diff, lacks)), kept, strict=True)
             excused = [was and not still and not now for was, still, now in pairs]
             censored = [one or other for one, other in zip(censored, excused, strict=True)]

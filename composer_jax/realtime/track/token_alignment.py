@@ -123,8 +123,8 @@ def find_moved(
     edges = _Edges(new)
     lost = {old.keys[line] for line in movable if starts[line] == ABSENT}
     places = {
-        key: [place for place in found if place in edges.begins][:MAX_PLACES]
-        for key, found in _find_places(lost, new.tokens, range(len(new.tokens)), edges).items()
+        key: [place for place in places if place in edges.begins][:MAX_PLACES]
+        for key, places in _find_places(lost, new.tokens, range(len(new.tokens)), edges).items()
     }
     line = 0
     while line < len(starts):
@@ -197,7 +197,7 @@ def _align_gap(
     """Sets `starts` of `lines` to the chain of most lines in tokens[within]."""
     places = _find_places({old.keys[line] for line in lines}, tokens, within, edges)
     if sum(len(places[old.keys[line]]) for line in lines) > MAX_PAIRS:
-        unused = {key: iter(found) for key, found in places.items()}
+        unused = {key: iter(where) for key, where in places.items()}
         for line in lines:
             starts[line] = next(unused[old.keys[line]], ABSENT)
         return

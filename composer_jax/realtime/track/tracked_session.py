@@ -63,8 +63,8 @@ class TrackedSession:
     """Branches on which the session's changes were seen."""
     old_stashes: list[str] = dataclasses.field(default_factory=list)
     """Stashes that are older than the session's changes."""
-    renamed: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Where files are that were renamed since."""
+    renames: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Path after the session -> where the file was renamed to since."""
     measured: list[float] = dataclasses.field(default_factory=list)
     """Horizons that are done."""
     head: str | None = None
@@ -174,28 +174,27 @@ class SessionStore:
         return (self.folder / name).read_text() or "(unknown)"
 
 
-def active_sessions(timeline: Sequence[Snapshot]) -> list[set[str]]:
-    """Returns for each snapshot the keys of the sessions that are at work after it."""
-    active: set[str] = set()
-    after = []
-    for snapshot in timeline:
-        active = active - {snapshot.key} if snapshot.kind == "stop" else active | {snapshot.key}
-        after.append(active)
-    return after
+def start_time(timeline: Sequence[Snapshot], key: str) -> float:
+    """Returns the Unix seconds at which a session first started."""
+    return next(snapshot.time for snapshot in timeline if snapshot.key == key)
 
 
-def author_after(timeline: Sequence[Snapshot], index: int, key: str) -> Author:
-    """Returns who made the changes between a snapshot and the next one, as the session of this key sees it.
+def authors_after(timeline: Sequence[Snapshot], key: str) -> list[Author]:
+    """Returns for each snapshot who made the changes between it and the next one, as the session of this key sees it.
 
     What a session marks is its own: the changes since the snapshot before the mark, whoever else is at work.
     """
-    following = timeline[index + 1] if index + 1 < len(timeline) else None
-    active = active_sessions(timeline)[index]
-    if following is not None and following.kind == "mark":
-        return "session" if following.key == key else "other"
-    if key not in active:
-        return "other" if active else "nobody"
-    return "session" if active == {key} else "unclear"
+    active: set[str] = set()
+    authors: list[Author] = []
+    for snapshot, following in zip(timeline, [*timeline[1:], None], strict=True):
+        active = active - {snapshot.key} if snapshot.kind == "stop" else active | {snapshot.key}
+        if following is not None and following.kind == "mark":
+            authors.append("session" if following.key == key else "other")
+        elif key not in active:
+            authors.append("other" if active else "nobody")
+        else:
+            authors.append("session" if active == {key} else "unclear")
+    return authors
 
 
 def _file_name(session: str) -> str:

@@ -23,9 +23,9 @@ from composer_jax.realtime.track.event_sender import (
     queued_event,
     send_events,
 )
-from composer_jax.realtime.track.kept_lines import KeptLines, all_censored, kept_lines, lines_in_commit
+from composer_jax.realtime.track.kept_lines import KeptLines, all_censored, count_kept_lines, count_lines_in_commit
 from composer_jax.realtime.track.session_diff import session_diff
-from composer_jax.realtime.track.tracked_session import SessionStore, Snapshot, TrackedSession
+from composer_jax.realtime.track.tracked_session import SessionStore, Snapshot, TrackedSession, start_time
 from composer_jax.realtime.track.working_tree import WorkingTree
 from composer_jax.serve.traffic.records import EventKind
 
@@ -80,12 +80,11 @@ class Tracker:
         if not name or len(name) > 256 or not name.isprintable():
             raise UserError(f"--session={name!r} is no session; name the X-Session-ID of the agent's requests")
         server = check_server(server)
+        self._refuse_started(name)
         ended = self._run_test(["sh", "-c", test_command]) if test_command else None
         with self.store.lock():
-            session = self.store.load(name) or TrackedSession(name, server, api_key)
+            session = self._refuse_started(name) or TrackedSession(name, server, api_key)
             now = self._now(session)
-            if session.stopped is None and session.tree:
-                raise UserError(f"session {name!r} is already started; stop it first, or track another session")
             if session.stopped is not None:
                 self._check(session, self.store.timeline(), only_changed=False)
             tree = self.tree.snapshot()
@@ -102,22 +101,24 @@ class Tracker:
     def mark(self, name: str) -> None:
         """Notes that the session made the changes since the last snapshot. Needed only where several agents work."""
         with self.store.lock():
-            session = self._working(name)
+            session = self._load_started(name)
             now = self._now(session)
-            self.store.add_snapshot(Snapshot(now, self.tree.snapshot(), session.key, "mark"))
+            tree = self.tree.snapshot()
+            if tree != self.store.timeline()[-1].tree:
+                self.store.add_snapshot(Snapshot(now, tree, session.key, "mark"))
             self.store.save(session)
 
     def stop(self, name: str, test_command: str = "") -> None:
         """Takes the session's changes, whose ages begin now, and sends what happened so far."""
         with self.store.lock():
-            session = self._working(name)
+            session = self._load_started(name)
             now = self._now(session)
             session.tree = self.tree.snapshot()
             snapshot = Snapshot(now, session.tree, session.key, "stop")
             timeline = [*self.store.timeline(), snapshot]
             session.files, session.left_out = session_diff(self.tree, timeline, session.key)
             self.store.add_snapshot(snapshot)
-            session.stopped, session.measured, session.undone, session.renamed = now, [], False, {}
+            session.stopped, session.measured, session.undone, session.renames = now, [], False, {}
             session.branches = [branch for branch in [self.tree.branch()] if branch is not None]
             session.old_stashes = [commit for commit, _ in self.tree.stashes()]
             self._new_commit(session, timeline)  # of the agent: no event, or it would learn to commit
@@ -129,10 +130,10 @@ class Tracker:
 
     def test(self, name: str, command: Sequence[str]) -> int:
         """Runs the user's tests and returns their exit code; the event says whether it was before the changes."""
-        self._known(name)
+        self._load_tracked(name)
         began, code = self._run_test(command)
         with self.store.lock():
-            session = self._known(name)
+            session = self._load_tracked(name)
             phase = "before" if session.stopped is None and not self._has_changes(session) else "after"
             self._add_test(session, began, code, phase)
             self.store.save(session)
@@ -146,7 +147,7 @@ class Tracker:
         only_changed: does nothing for a session of which no horizon is due and nothing has changed on disk.
         """
         with self.store.lock():
-            sessions = self.store.load_all() if name is None else [self._known(name)]
+            sessions = self.store.load_all() if name is None else [self._load_tracked(name)]
             timeline = self.store.timeline()
             for session in sessions:
                 if session.stopped is not None:
@@ -168,7 +169,7 @@ class Tracker:
 
         Raises UserError: another process follows it, or the server refuses its events.
         """
-        session = self._known(name)
+        session = self._load_tracked(name)
         with self.store.follow(name):
             while True:
                 try:
@@ -213,7 +214,7 @@ class Tracker:
     def forget(self, name: str) -> None:
         """Deletes what is remembered of a session; nothing more of it is sent."""
         with self.store.lock():
-            session = self._known(name)
+            session = self._load_tracked(name)
             if session.stopped is None:  # for other sessions, it is no longer at work
                 self.store.add_snapshot(Snapshot(self._clock(), session.tree, session.key, "stop"))
             self.store.delete(name)
@@ -232,14 +233,20 @@ class Tracker:
         session.latest = max(now, session.latest)
         return session.latest
 
-    def _known(self, name: str) -> TrackedSession:
+    def _refuse_started(self, name: str) -> TrackedSession | None:
+        session = self.store.load(name)
+        if session is not None and session.stopped is None:
+            raise UserError(f"session {name!r} is already started; stop it first, or track another session")
+        return session
+
+    def _load_tracked(self, name: str) -> TrackedSession:
         if (session := self.store.load(name)) is None:
             names = ", ".join(repr(other.session) for other in self.store.load_all()) or "none"
             raise UserError(f"session {name!r} is not tracked in {self.tree.root} (tracked: {names}); start it first")
         return session
 
-    def _working(self, name: str) -> TrackedSession:
-        session = self._known(name)
+    def _load_started(self, name: str) -> TrackedSession:
+        session = self._load_tracked(name)
         if session.stopped is not None:
             raise UserError(f"session {name!r} is stopped; start it again before the agent goes on")
         return session
@@ -249,11 +256,11 @@ class Tracker:
         now = self._now(session)
         age = now - session.stopped
         due = [horizon for horizon in HORIZONS_S if horizon not in session.measured and age >= horizon]
-        fingerprint = self.tree.fingerprint([*(diff.path for diff in session.files), *session.renamed.values()])
+        fingerprint = self.tree.fingerprint([*(diff.path for diff in session.files), *session.renames.values()])
         if only_changed and not due and fingerprint == self._seen.get(session.session):
             return
         self._seen[session.session] = fingerprint
-        counts = kept_lines(self.tree, session, timeline)
+        counts = count_kept_lines(self.tree, session, timeline)
         if (added := self._new_commit(session, timeline)) is not None:
             self._add(session, "commit", now, {"added_kept": added})
         if _is_undone(counts) and not session.undone and age <= UNDO_S + UNDO_SLACK_S:
@@ -273,10 +280,11 @@ class Tracker:
         if head is None or head == session.head:
             return None
         session.head = head
-        started = next(snapshot.time for snapshot in timeline if snapshot.key == session.key)
-        if self.tree.commit_time(head) < int(started):  # a checkout of what was there before the session
+        if self.tree.commit_time(head) < int(
+            start_time(timeline, session.key)
+        ):  # a checkout of what was there before the session
             return None
-        added, deleted = lines_in_commit(self.tree, session, head)
+        added, deleted = count_lines_in_commit(self.tree, session, head)
         if added + deleted <= session.committed:
             return None
         session.committed = added + deleted

@@ -28,6 +28,8 @@ RENAME_CANDIDATES = 1000
 """Deleted and new files above which git compares only equal contents for renames."""
 STASHES = 10
 """Newest stashes that are searched for lines put aside."""
+COMMITS = 20
+"""Newest commits of a branch in which a session's changes are looked for."""
 _REGULAR = ("100644", "100755")
 
 
@@ -87,6 +89,8 @@ class WorkingTree:
 
     def changes(self, before: str, after: str) -> list[ChangedFile]:
         """Returns the files that differ between two snapshots, renamed ones as one."""
+        if before == after:
+            return []
         similar = (f"-M{RENAME_SIMILARITY}%", f"-l{RENAME_CANDIDATES}")
         fields = iter(self._git("diff-tree", "-r", "-z", *similar, before, after).split(b"\0")[:-1])
         changed = []
@@ -102,6 +106,8 @@ class WorkingTree:
 
     def contents(self, tree: str, paths: Sequence[str]) -> dict[str, bytes]:
         """Returns the regular files among `paths` in a tree or commit."""
+        if not paths:
+            return {}
         names = b"".join(b"%s:%s\n" % (tree.encode(), os.fsencode(path)) for path in paths if "\n" not in path)
         output, contents, position = self._git("cat-file", "--batch", stdin=names), {}, 0
         for path in (path for path in paths if "\n" not in path):
@@ -116,8 +122,17 @@ class WorkingTree:
             position += int(size) + 1
         return contents
 
+    def find_filtered(self, paths: Iterable[str]) -> set[str]:
+        """Returns the files that .gitattributes gives a filter: git stores other contents of them than are on disk."""
+        names = b"".join(os.fsencode(path) + b"\0" for path in paths)
+        fields = self._git("check-attr", "-z", "--stdin", "filter", stdin=names).split(b"\0")[:-1]
+        values = zip(fields[::3], fields[2::3], strict=True)
+        return {os.fsdecode(path) for path, value in values if value not in (b"unspecified", b"unset")}
+
     def read(self, path: str) -> bytes | None:
         """Returns a file of the working tree; None where there is no regular file, or one reached through a link.
+
+        Of a file larger than MAX_BYTES, that many bytes and one more.
 
         Raises UserError: the file may not be read.
         """
@@ -127,13 +142,14 @@ class WorkingTree:
                 return None
             if not stat.S_ISREG(file.lstat().st_mode):
                 return None
-            return file.read_bytes()
+            with file.open("rb") as stream:
+                return stream.read(MAX_BYTES + 1)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             raise UserError(f"cannot read {file} ({error.strerror}); let the tracker read it") from error
 
-    def renamed(self, tree: str, paths: Iterable[str]) -> dict[str, str]:
+    def find_renames(self, tree: str, paths: Iterable[str]) -> dict[str, str]:
         """Returns the new paths of files of a snapshot that were renamed since, RENAME_SIMILARITY given."""
         wanted = set(paths)
         changed = self.changes(tree, self.snapshot())
@@ -155,6 +171,16 @@ class WorkingTree:
         except GitError:
             return None
 
+    def commits(self, paths: Sequence[str], since: float) -> list[str]:
+        """Returns the newest COMMITS of the current branch that changed one of these files since a time."""
+        limits = (f"--max-count={COMMITS}", f"--max-age={int(since)}")
+        names = b"".join(os.fsencode(path) + b"\n" for path in paths if "\n" not in path)
+        try:
+            commits = self._git("--literal-pathspecs", "rev-list", *limits, "--stdin", stdin=b"HEAD\n--\n" + names)
+            return commits.decode().split()
+        except GitError:  # no commit
+            return []
+
     def commit_time(self, commit: str) -> int:
         """Returns the Unix seconds at which a commit was made."""
         return int(self._git("log", "-1", "--format=%ct", commit))
@@ -174,14 +200,14 @@ class WorkingTree:
     def fingerprint(self, paths: Iterable[str]) -> tuple[tuple[int, int], ...]:
         """Returns what differs after a commit, a checkout or a change of one of these files; starts no git."""
         files = (self.git_folder / "HEAD", self.git_folder / "logs" / "HEAD", *(self.root / path for path in paths))
-        found = []
+        times = []
         for file in files:
             try:
                 status = file.lstat()
-                found.append((status.st_mtime_ns, status.st_size))
+                times.append((status.st_mtime_ns, status.st_size))
             except (FileNotFoundError, NotADirectoryError):
-                found.append((0, 0))
-        return tuple(found)
+                times.append((0, 0))
+        return tuple(times)
 
     def _write_tree(self) -> str:
         index = self.folder / "index"

@@ -144,7 +144,7 @@ def test_the_rules_read_the_next_message(reply, vote):
 def test_a_follow_up_is_in_the_conversation_whatever_the_client_reports():
     turns, _ = asked_and_answered("It is still broken")
     tracked = [event("commit", 110, added_kept=2), measured(160 + H, added=4, added_kept=1)]
-    for events in ([], tracked):
+    for events in ([], tracked, [event("follow_up", 150)]):
         assert dict(value_of("follow_up", turns, events).by_turn) == {"a1": -1}
     tools = [turns[0], turn("a2", 160, None, parent=turns[0]), turn("a3", 170, "It is still broken", parent=turns[0])]
     assert dict(value_of("follow_up", tools, tracked).by_turn) == {"a1": -1}  # the branch that was continued

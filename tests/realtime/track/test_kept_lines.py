@@ -257,11 +257,19 @@ def revert(repository):
     repository.git("revert", "--no-edit", "HEAD")
 
 
+def revert_on_a_new_branch(repository):
+    repository.commit("the agent's work")
+    repository.git("checkout", "-q", "-b", "new")
+    repository.git("revert", "--no-edit", "HEAD")
+    repository.write("other.py", "other = 1\n")
+    repository.commit("other")
+
+
 def checkout_of_the_file(repository):
     repository.git("checkout", "-q", "--", "main.py")
 
 
-@pytest.mark.parametrize("act", [reset, revert, checkout_of_the_file])
+@pytest.mark.parametrize("act", [reset, revert, revert_on_a_new_branch, checkout_of_the_file])
 def test_restoring_the_files_loses_all_and_is_an_undo(repository, act):
     repository.session()
     act(repository)
@@ -393,6 +401,13 @@ def test_links_and_submodules_are_no_files(repository, tmp_path):
     (repository.root / "main.py").unlink()
     (repository.root / "main.py").symlink_to(secret)
     assert repository.edited(3600) == dict(added=4, deleted=4, deleted_kept=4, others=6)
+
+
+def test_a_file_that_grew_is_not_read_whole(repository):
+    repository.session()
+    with (repository.root / "main.py").open("wb") as file:
+        file.truncate(1 << 40)
+    assert repository.edited() == ALL_CENSORED
 
 
 def test_a_folder_that_became_a_link_is_not_followed(repository, tmp_path):

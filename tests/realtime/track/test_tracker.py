@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import composer_jax.git
+import composer_jax.realtime.track.session_diff
 import composer_jax.realtime.track.working_tree
 from composer_jax.errors import UserError
 from composer_jax.realtime.track.event_sender import check_server
@@ -244,6 +245,26 @@ def test_two_agents_at_once_with_marks_have_their_own_lines(repository):
     )
 
 
+def test_a_file_is_aligned_as_often_as_it_changed_whatever_is_marked(repository, monkeypatch):
+    versions, diff_file = {}, composer_jax.realtime.track.session_diff.diff_file
+
+    def counted(path, texts, authors):
+        versions[path] = len(texts)
+        return diff_file(path, texts, authors)
+
+    monkeypatch.setattr(composer_jax.realtime.track.session_diff, "diff_file", counted)
+    repository.tracker.start("s", NOWHERE)
+    for number in range(5):
+        repository.write("other.py", f"number = {number}\n")
+        repository.tracker.mark("s")
+        repository.tracker.mark("s")
+    assert len(repository.tracker.store.timeline()) == 6
+    repository.write("main.py", AGENT)
+    repository.tracker.stop("s")
+    assert versions == {"main.py": 2, "other.py": 6}
+    assert repository.edited() == KEPT | dict(added=5, added_kept=5)
+
+
 def test_two_agents_at_once_without_marks_are_censored(repository):
     two_agents(repository, marks=False)
     assert repository.edited(name="one") == dict(censored=4, others=8, others_kept=8)
@@ -289,7 +310,14 @@ def test_tests_before_and_after(repository, server):
     ]
 
 
-def test_a_commit_is_told_once_however_it_is_rewritten(repository):
+def test_a_session_that_is_started_already_runs_no_tests(repository):
+    repository.tracker.start("s", NOWHERE)
+    with pytest.raises(UserError, match="already started"):
+        repository.tracker.start("s", NOWHERE, test_command="touch ran")
+    assert not (repository.root / "ran").exists()
+
+
+def test_a_commit_is_one_event_however_it_is_rewritten(repository):
     repository.session()
     repository.write("main.py", repository.read().replace("return text.rjust(width, fill)", "return text"))
     repository.commit("three of the four lines")
@@ -391,8 +419,11 @@ def test_no_program_of_the_repository_runs(repository, tmp_path):
     repository.git("config", "core.fsmonitor", f"touch {trap}")
     repository.write(".git/hooks/post-index-change", f"#!/bin/sh\ntouch {trap}\n")
     (repository.root / ".git/hooks/post-index-change").chmod(0o755)
-    repository.write(".gitattributes", "*.py filter=trap diff=trap\n")
-    repository.session()
+    repository.write(".gitattributes", "trapped.py filter=trap\n*.py diff=trap\n")
+    repository.write("trapped.py", "one = call(1)\n")
+    repository.session({"main.py": AGENT, "trapped.py": "two = call(2)\n"})
+    session = repository.tracker.store.load("s")
+    assert session.left_out == {"trapped.py": "filtered by git"}
     assert repository.edited() == KEPT
     assert not trap.exists()
 
@@ -402,7 +433,7 @@ def test_the_state_is_the_owners_alone(repository):
     assert stat.S_IMODE(repository.tracker.tree.folder.stat().st_mode) == 0o700
 
 
-def test_a_repository_that_disappears_is_told(repository, server):
+def test_a_repository_that_disappears_is_an_event(repository, server):
     start_and_stop(repository, server)
 
     def act(age):
@@ -449,6 +480,8 @@ def test_a_clock_that_goes_back(repository):
         (lambda r: r.tracker.start("", NOWHERE), "--session='' is no session"),
         (lambda r: r.tracker.start("a\nb", NOWHERE), "is no session"),
         (lambda r: r.tracker.start("s", "localhost:8000"), "--server=localhost:8000 is not an address"),
+        (lambda r: r.tracker.start("s", "http://[::1"), r"--server=http://\[::1 is not an address"),
+        (lambda r: r.tracker.start("s", "http://host:x"), "--server=http://host:x is not an address"),
         (lambda r: r.tracker.start("s", ""), "--server= is not an address"),
         (lambda r: r.tracker.stop("s"), r"session 's' is not tracked in .* \(tracked: none\); start it first"),
         (lambda r: r.tracker.check("s"), "is not tracked"),
