@@ -2,6 +2,9 @@
 
 Prints progress on stderr and, as the last line of stdout, one JSON object:
     tokens_per_s      sampled tokens per second of 8 groups of 8 conversations of 4 turns (benchmarks/conversations.py)
+    slot_use          tokens_per_s * seconds of a decode step / slots: 1 where every slot samples in every step and
+                      nothing else takes time. The step is that of `limits`, with contexts of 512 tokens
+    slot_use_before   the same of the engine of --before, with the same step
     vs_naive          over a loop: one conversation after the other, the whole context prefilled each turn
     vs_before         over the engine of --before, an older commit (the rounds' median); left out without one
     vs_tunix          over google-tunix's sampler on a dense network of equal cost, with --model=demo or wide
@@ -107,7 +110,7 @@ def decode_seconds(model: ModelConfig, rows: int) -> float:
         row.shard, row.computed, row.pages = 0, LENGTH - 1, list(range(i * per_row, (i + 1) * per_row))
         requests.append(RowRequest(row, i, SamplingParams(sampler.limits.decode_steps)))
     runner = sampler._runner  # without the scheduler, which would not start all rows at once
-    return median_seconds(lambda: [new.tokens for new in runner.decode(requests)]) / sampler.limits.decode_steps
+    return median_seconds(lambda: [new.tokens for new in runner.start_decode(requests)()]) / sampler.limits.decode_steps
 
 
 def products_seconds(model: ModelConfig, rows: int) -> float:
@@ -307,8 +310,12 @@ def compare_conversations(
     result = {"tokens_per_s": rate, "cache_overhead": ours[0]["cache_overhead"]} | others.ratios(rate)
     if naive:
         result["vs_naive"] = rate / ours[0]["naive_tokens_per_s"]
+    step = decode_seconds(conversations.model_config(name), len(talks))
+    note(f"decode, {len(talks)} rows: {step * 1e3:.1f} ms a step")
+    result["slot_use"] = rate * step / len(talks)
     if older:
         result["vs_before"] = median_ratio(ours, older)
+        result["slot_use_before"] = statistics.median(figures["tokens_per_s"] for figures in older) * step / len(talks)
     return result
 
 

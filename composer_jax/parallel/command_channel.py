@@ -45,16 +45,17 @@ _channels = itertools.count()  # every process opens its channels in the same or
 
 
 class CommandSender:
-    """The end of process 0. One thread at a time may send."""
+    """The end of process 0. Any thread may send; one thread at a time may collect, in the order of what was sent."""
 
     def __init__(self, on_error: Callable[[OtherProcessError], object]) -> None:
         """on_error: called once, from another thread, when a process fails or is gone before `close`."""
         self.error: OtherProcessError | None = None
         self._on_error, self._noticed, self._closing = on_error, threading.Event(), threading.Event()
-        self._lock = threading.Lock()
+        self._lock, self._sending = threading.Lock(), threading.Lock()
         self._connections: dict[int, socket.socket] = {}
         self._readers: list[threading.Thread] = []
-        self._replies: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()  # None: there is an error
+        self._replies: dict[int, queue.SimpleQueue[Frame | None]] = {}
+        """Of each process; None: there is an error."""
 
     def connect(self) -> None:
         """Waits until every other process has opened its CommandReceiver, or `close` is called."""
@@ -73,26 +74,27 @@ class CommandSender:
           OtherProcessError: one of them failed or is gone.
         """
         message = encode_frame(header, arrays)
-        try:
+        with self._sending:
             if self.error is not None:
                 raise self.error
-            for connection in self._connections.values():
-                connection.sendall(message)
-        except OSError as error:
-            cause = self.cause_of(error)
-            if cause is error:
-                raise
-            raise cause from error
+            for process, connection in self._connections.items():
+                try:
+                    connection.sendall(message)
+                except OSError as error:  # part of the frame may have left, so nothing can follow it
+                    self._noticed.wait(NOTICE_S)  # the reader may have the sentence of a process that failed
+                    raise (self.error or self._note_end(report_lost_process(process))) from error
 
     def collect(self) -> list[Frame]:
-        """Waits for one reply of every other process and returns them, in any order.
+        """Waits for the next reply of every other process and returns them.
+
+        A process may have replied to later commands before another one replies to this one.
 
         Raises:
           OtherProcessError: one of them failed or is gone.
         """
         replies = []
-        for _ in self._connections:
-            reply = self._replies.get()
+        for of_process in self._replies.values():
+            reply = of_process.get()
             if reply is None:
                 assert self.error is not None, "a reader that ends the replies has an error"
                 raise self.error
@@ -110,10 +112,11 @@ class CommandSender:
     def close(self, failure: str = "") -> None:
         """Ends the channel. The other processes raise `failure`, a sentence that names the process that failed."""
         self._closing.set()
-        for connection in self._connections.values():
-            with contextlib.suppress(OSError):  # that process is gone
-                connection.sendall(encode_frame({"failed": failure} if failure else {"end": True}))
-                connection.shutdown(socket.SHUT_WR)
+        with self._sending:
+            for connection in self._connections.values():
+                with contextlib.suppress(OSError):  # that process is gone
+                    connection.sendall(encode_frame({"failed": failure} if failure else {"end": True}))
+                    connection.shutdown(socket.SHUT_WR)
         for reader in self._readers:
             reader.join(CLOSE_S)
         for connection in self._connections.values():
@@ -128,7 +131,7 @@ class CommandSender:
             return
         _, process = _HELLO.unpack(hello)
         _configure(connection)
-        self._connections[process] = connection
+        self._connections[process], self._replies[process] = connection, queue.SimpleQueue()
         reader = threading.Thread(target=self._read, args=(process, connection), daemon=True, name="reply-reader")
         self._readers.append(reader)
         reader.start()
@@ -136,24 +139,29 @@ class CommandSender:
     def _read(self, process: int, connection: socket.socket) -> None:
         """Reads replies until the other end closes the connection, which it does before the end only if it fails."""
         while (last := _receive(connection)) is not None and "failed" not in last[0]:
-            self._replies.put(last)
-        if self._closing.is_set():
-            return
-        sentence = report_lost_process(process) if last is None else last[0]["failed"]
+            self._replies[process].put(last)
+        if not self._closing.is_set():
+            # Every process that is gone is reported, also after the first error.
+            self._note_end(report_lost_process(process) if last is None else last[0]["failed"])
+
+    def _note_end(self, sentence: str) -> OtherProcessError:
+        """Notes that a process failed or is gone, by a sentence about it; returns the first such error."""
         with self._lock:
             if self.error is not None:
-                return
+                return self.error
             self.error = OtherProcessError(sentence)
         self._noticed.set()
-        self._replies.put(None)
+        for replies in list(self._replies.values()):  # `connect` may add one meanwhile
+            replies.put(None)
         self._on_error(self.error)
+        return self.error
 
 
 class CommandReceiver:
     """The end of every other process: iterating yields the commands until process 0 closes the channel.
 
     Use as a context manager. If process 0 disappears, this process ends with a sentence, also while it is inside a
-    device program. An exception that leaves the block is reported to process 0.
+    device program. An exception that leaves the block is reported to process 0. Any thread may reply.
     """
 
     def __enter__(self) -> Self:
@@ -163,14 +171,14 @@ class CommandReceiver:
         self._connection = socket.create_connection((host, address["port"]))
         _configure(self._connection)
         self._connection.sendall(_HELLO.pack(address["token"].encode(), process_index()))
-        self._commands: queue.SimpleQueue[Frame] = queue.SimpleQueue()
-        self._leaving = False
+        self._commands: queue.SimpleQueue[Frame | Exception] = queue.SimpleQueue()
+        self._leaving, self._sending = False, threading.Lock()
         threading.Thread(target=self._read, daemon=True, name="command-reader").start()
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         self._leaving = True
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), self._sending:
             if error is not None:
                 self._connection.sendall(encode_frame({"failed": failure_sentence(error)}))
             self._connection.shutdown(socket.SHUT_RDWR)
@@ -181,9 +189,13 @@ class CommandReceiver:
 
         Raises:
           OtherProcessError: process 0 closed the channel because of a failure.
+          Exception: what `interrupt` got.
         """
         while True:
-            header, arrays = self._commands.get()
+            command = self._commands.get()
+            if isinstance(command, Exception):
+                raise command
+            header, arrays = command
             if "failed" in header:
                 raise OtherProcessError(header["failed"])
             if "end" in header:
@@ -192,7 +204,13 @@ class CommandReceiver:
 
     def reply(self, header: dict[str, Any], arrays: Sequence[np.ndarray]) -> None:
         """Sends process 0 a reply, which CommandSender.collect returns there."""
-        self._connection.sendall(encode_frame(header, arrays))
+        message = encode_frame(header, arrays)
+        with self._sending:
+            self._connection.sendall(message)
+
+    def interrupt(self, error: Exception) -> None:
+        """Raises an error of another thread in the one that iterates, after the commands that have come before."""
+        self._commands.put(error)
 
     def _read(self) -> None:
         while True:

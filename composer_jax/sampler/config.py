@@ -11,6 +11,9 @@ from composer_jax.sampler.sequence import Limits
 
 DRAFTS = ("", "prompt_lookup", "mtp")
 PARAM_DTYPES = ("float32", "bfloat16", *LARGEST)
+MOST_AHEAD = 1
+"""Schedules whose results the host has not read when the next one starts. One keeps the devices busy as long as the
+host works for less time than a call takes. With drafts it is 0: they follow from tokens that the host has read."""
 MOST_SCORED = 64
 """Tokens of a row that Runner.score can score."""
 
@@ -34,7 +37,7 @@ class SamplerConfig:
     not fit beside the weights is refused with the number that it must stay below. Episodes that take less than
     max_model_len leave room for more episodes than slots, so that slots are in use while tools run. While the cache is
     full, requests wait, and the last that came give way to those before. Where every layer of the model has a sliding
-    window, a context takes no more than its window and one call, and the cache may be smaller than a context."""
+    window, a context takes no more than its window and two calls, and the cache may be smaller than a context."""
     decode_steps: int = 8
     """Tokens per decode call. Fewer react faster to a finished message, more have less overhead."""
     prefill_shapes: tuple[tuple[int, int], ...] = ((16, 32), (4, 128))
@@ -115,6 +118,7 @@ def make_limits(config: SamplerConfig, shards: int, model: ModelConfig) -> Limit
     spare_pages = -(-min(MOST_SCORED, config.max_model_len) // page)
     shapes = tuple(config.prefill_shapes)
     limits = Limits(page, n_pages, shards, rows, shapes, config.decode_steps, window, spare_pages)
+    limits = dataclasses.replace(limits, most_ahead=0 if config.drafts else MOST_AHEAD)
     longest = limits.most_pages(config.max_model_len)
     limits = dataclasses.replace(limits, fitting=n_pages // longest)
     needed = min(config.max_model_len, longest * page)

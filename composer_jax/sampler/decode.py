@@ -1,7 +1,8 @@
 """The device side of sampling: prefill and decode over pages of a cache, as pure functions with static shapes.
 
-Nothing but the pages stays on the devices between two calls: a row of a call is any context, given by its pages. Pages
-are sharded over the batch axes of the mesh, and each device serves contexts in its own pages, so that devices decode
+A row of a call is any context, given by its pages. Beside the pages, the devices keep where the rows of the last decode
+call ended (CarriedRows), so that the next call can start before the host has read the tokens of this one. Pages are
+sharded over the batch axes of the mesh, and each device serves contexts in its own pages, so that devices decode
 independently of each other unless weights are sharded.
 """
 
@@ -50,6 +51,17 @@ class DecodeRows(NamedTuple, Generic[Leaf]):
             seed_B=(self.seed_B, jnp.uint32),
             tables_BJ=(self.tables_BJ, jnp.int32),
         )
+
+
+class CarriedRows(NamedTuple, Generic[Leaf]):
+    """Where the rows of a decode call ended, for the call after it. R are the rows per device of the largest call."""
+
+    token_R: Leaf
+    """int32: the last token of each context."""
+    position_R: Leaf
+    """int32: its position."""
+    budget_R: Leaf
+    """int32: most tokens that may still be sampled; 0 after an end token, and in rows that the call did not have."""
 
 
 class DecodedTokens(NamedTuple):
@@ -161,10 +173,11 @@ def decode(
     *,
     steps: int,
     end_tokens: tuple[int, ...],
-) -> tuple[Cache[jax.Array], DecodedTokens]:
+) -> tuple[Cache[jax.Array], DecodedTokens, DecodeRows[jax.Array]]:
     """Samples up to `steps` tokens in every row with a budget, stopping after any of `end_tokens`.
 
-    The entries of all sampled tokens but the last of each row are then in the cache.
+    The entries of all sampled tokens but the last of each row are then in the cache. The third result is the rows as
+    they are after these tokens.
 
     params: sampling parameters of each row; None samples from the network's own distribution.
     """
@@ -196,8 +209,30 @@ def decode(
         return step + 1, cache, rows, out
 
     with jax.named_scope(DECODE_LOOP):
-        _, cache, _, out = jax.lax.while_loop(unfinished, sample_one, (jnp.int32(0), cache, rows, out))
-    return cache, out
+        _, cache, rows, out = jax.lax.while_loop(unfinished, sample_one, (jnp.int32(0), cache, rows, out))
+    return cache, out, rows
+
+
+def continue_rows(
+    rows: DecodeRows[jax.Array], source_B: jax.Array, carried: CarriedRows[jax.Array]
+) -> DecodeRows[jax.Array]:
+    """Returns the rows with token, position and budget of the call before in those that it had.
+
+    source_B: int32, the row of that call on this device that has the same context; -1: `rows` has its values.
+    """
+    check_shapes(source_B=(source_B, jnp.int32), **{name: (a, jnp.int32) for name, a in carried._asdict().items()})
+    choose = lambda new_B, old_R: jnp.where(source_B < 0, new_B, old_R[jnp.maximum(source_B, 0)])  # noqa: E731
+    return rows._replace(
+        token_B=choose(rows.token_B, carried.token_R),
+        position_B=choose(rows.position_B, carried.position_R),
+        budget_B=choose(rows.budget_B, carried.budget_R),
+    )
+
+
+def carry_rows(rows: DecodeRows[jax.Array], n: int) -> CarriedRows[jax.Array]:
+    """Returns what the next call needs of rows, padded to `n`."""
+    pad = lambda a_B: jnp.pad(a_B, (0, n - len(a_B)))  # noqa: E731
+    return CarriedRows(pad(rows.token_B), pad(rows.position_B), pad(rows.budget_B))
 
 
 def no_tokens(steps: int, n_rows: int, k: int) -> DecodedTokens:

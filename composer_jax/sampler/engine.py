@@ -1,10 +1,13 @@
-"""Sampler: the rollout engine. One task schedules, runs and commits; requests come and go between device calls."""
+"""Sampler: the rollout engine. One task schedules, starts, finishes and commits device calls; requests come and go.
+
+The next calls start while one is outstanding (device_calls.py), so the devices compute while the host reads, commits,
+streams and schedules.
+"""
 
 import asyncio
 import contextlib
 import dataclasses
 import functools
-import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Literal, Self
 
@@ -19,12 +22,12 @@ from composer_jax.parallel.mesh import batch_shards
 from composer_jax.parallel.processes import is_first_process
 from composer_jax.sampler.config import SamplerConfig, make_limits
 from composer_jax.sampler.detokenizer import Decode
+from composer_jax.sampler.device_calls import DeviceCalls
 from composer_jax.sampler.drafts import Speculation
 from composer_jax.sampler.policy import SamplingParams
 from composer_jax.sampler.request import Request, RequestHandle
 from composer_jax.sampler.request_table import RequestTable
 from composer_jax.sampler.rollout_weights import rollout_model_def
-from composer_jax.sampler.run_schedule import run_schedule
 from composer_jax.sampler.runner import RowScores, Runner
 from composer_jax.sampler.scheduler import Scheduler
 from composer_jax.sampler.sequence import CacheLease, SchedulerOutput
@@ -38,6 +41,7 @@ from composer_jax.sampler.several_processes import (
     WeightUpdate,
     follow,
 )
+from composer_jax.sampler.start_schedule import StepOutput, start_schedule
 from composer_jax.sampler.watchdog import Activity, Watchdog
 from composer_jax.sampler.weight_checksums import WeightChecksums
 
@@ -104,12 +108,13 @@ class Sampler:
         self.definition, self.mesh, self.config = definition, mesh, config
         self.end_tokens, self.decode = tuple(end_tokens), decode
         self.version, self.is_serving = -1, False
-        self.decoded_tokens, self.prefilled_tokens, self.busy_seconds = 0, 0, 0.0
+        self.decoded_tokens, self.prefilled_tokens = 0, 0
         self.limits = make_limits(config, batch_shards(mesh), definition.config)
         self._runner = Runner(definition, mesh, config, self.limits, self.end_tokens)
         self.learner_checksums = self._runner.checksum_program.of_learner
         self._scheduler = Scheduler(self.limits)
-        self._requests = RequestTable(self._scheduler, self._runner)
+        self._calls = DeviceCalls(self.limits.most_ahead)
+        self._requests = RequestTable(self._scheduler, self._runner, self._calls)
         self._new_gate = functools.partial(
             SessionGate,
             self.limits,
@@ -122,7 +127,8 @@ class Sampler:
         self._sessions = self._new_gate()
         self._update: WeightUpdate | None = None
         self._speculation = Speculation(config.drafts, config.draft_tokens) if config.drafts else None
-        self._calls: SchedulerOutput | None = None  # those that are running
+        self._forgets_cache = False
+        """Whether the cache is to be forgotten when no call is outstanding."""
         self._watchdog = Watchdog(config.stall_seconds, self._activity)
 
     # -- weights -------------------------------------------------------------------------------------------------
@@ -170,7 +176,7 @@ class Sampler:
         copy: bool = True,
         checksums: WeightChecksums | None = None,
     ) -> None:
-        """Installs weights between two device calls of a serving; returns when later tokens carry `version`.
+        """Installs weights when no device call of the serving is outstanding; later tokens then carry `version`.
 
         Args:
           mode: "recompute": running requests go on with contexts that the new weights compute again. "keep": they go on
@@ -202,8 +208,15 @@ class Sampler:
         return () if self._runner.installed is None else self._runner.installed[1]
 
     def reset_prefix_cache(self) -> None:
-        """Forgets all that is cached; running requests compute their contexts again. For measurements."""
-        self._scheduler.recompute()
+        """Forgets all that is cached; running requests compute their contexts again. For measurements.
+
+        While the sampler serves, this happens before any further device call.
+        """
+        if self.error is None:
+            self._forgets_cache = True
+            self._work.set()
+        else:
+            self._scheduler.recompute()
 
     def warm_up(self, *, processed: bool = False) -> int:
         """Compiles all programs, so that nothing compiles later, and shows the progress; returns their number.
@@ -252,6 +265,11 @@ class Sampler:
     def error(self) -> Exception | None:
         """What ended the serving; None while it goes on."""
         return self._error if self.is_serving else RuntimeError("this sampler does not serve")
+
+    @property
+    def busy_seconds(self) -> float:
+        """Seconds with outstanding device calls, up to the last that started or finished."""
+        return self._calls.busy_seconds
 
     @property
     def stats(self) -> SamplerStats:
@@ -374,60 +392,91 @@ class Sampler:
         self._watchdog.start()
         try:
             while not self._leaving:
-                self._work.clear()
-                self._leader.check()
-                self._requests.free_done()
-                if self._update is not None and (self._update.mode != "drain" or not self._scheduler.running):
-                    await self._apply(self._update)
-                    self._update = None
-                if self._is_pausing():
-                    self._paused.set()
-                    await self._work.wait()
-                    continue
-                schedule = self._scheduler.schedule(admit=self._update is None and self._pause_mode is None)
-                if not schedule:
-                    await self._work.wait()
-                    continue
-                started, self._calls = time.perf_counter(), schedule
-                handles = self._requests.handles(schedule.decode)
-                results = await asyncio.to_thread(
-                    run_schedule, self._runner, self._speculation, schedule, handles, self.version
-                )
-                self._calls = None
-                self.prefilled_tokens += sum(chunk.count for chunk in schedule.prefill)
-                self.decoded_tokens += sum(len(new.tokens) for new in results.decoded)
-                await self._requests.commit(schedule, results)
-                self.busy_seconds += time.perf_counter() - started
-                await asyncio.sleep(0)
+                await self._serve_once()
+            while self._calls:
+                await self._calls.finish_oldest()
         except Exception as error:
             reason = self._leader.fail(error)
             self._scheduler.recompute()
             if not isinstance(reason, OtherProcessError):  # which may never run a program again
+                await asyncio.to_thread(self._runner.wait)
                 self._runner.reset_cache()
             if reason is not error:
                 raise reason from error
             raise
         finally:
             self._watchdog.stop()
-            self._error, self._calls = reason, None
+            self._calls.forget()
+            self._error = reason
             self._sessions.end(reason)
             self._paused.set()
             if self._update is not None:
                 self._update.resolve(reason)
             self._update = None
             self._requests.end_all(reason)
+            self._forget_cache()
+
+    async def _serve_once(self) -> None:
+        """Starts calls, or else finishes the oldest ones, or else waits until there is something to do."""
+        self._work.clear()
+        self._leader.check()
+        self._requests.free_done()
+        if self._calls and (self._forgets_cache or self._is_updating() or self._is_pausing()):
+            await self._finish_oldest()
+            return  # what is wanted may have changed meanwhile
+        self._forget_cache()
+        if self._update is not None and self._is_updating():
+            await self._apply(self._update)
+            self._update = None
+        elif self._is_pausing():
+            if self._pause_mode == "abort":
+                self._requests.end_all()
+                self._pause_mode = "keep"  # requests that come during the pause wait for its end
+            self._paused.set()
+            await self._work.wait()
+        elif not self._calls.is_full and (schedule := self._schedule()):
+            await self._start(schedule)
+        elif self._calls:
+            await self._finish_oldest()
+        else:
+            await self._work.wait()
+
+    def _schedule(self) -> SchedulerOutput:
+        return self._scheduler.schedule(admit=self._update is None and self._pause_mode is None)
+
+    async def _start(self, schedule: SchedulerOutput) -> None:
+        handles = self._requests.handles(schedule.decode)
+        arguments = self._runner, self._speculation, schedule, handles, self.version
+        commit = functools.partial(self._commit, schedule)
+        await self._calls.start(schedule, start_schedule, *arguments, commit=commit)
+        self._scheduler.start(schedule)
+
+    async def _finish_oldest(self) -> None:
+        await self._calls.finish_oldest()
+        await asyncio.sleep(0)  # whoever got an answer may ask again before the next schedule
+
+    async def _commit(self, schedule: SchedulerOutput, results: StepOutput) -> None:
+        self.prefilled_tokens += sum(chunk.count for chunk in schedule.prefill)
+        self.decoded_tokens += await self._requests.commit(schedule, results)
+
+    def _forget_cache(self) -> None:
+        """Does what reset_prefix_cache has asked for."""
+        if self._forgets_cache:
+            self._scheduler.recompute()
+        self._forgets_cache = False
 
     def _activity(self) -> Activity:
         update = None if self._update is None else (self._update.version, self._update.mode)
         progress = self.busy_seconds, self.version
         is_lent = self.is_paused and self._will_resume
-        return Activity(self._scheduler, self._calls, update, self.is_paused, progress, is_lent)
+        return Activity(self._scheduler, self._calls.schedules, update, self.is_paused, progress, is_lent)
+
+    def _is_updating(self) -> bool:
+        """Whether new weights are to be installed before any further call starts."""
+        return self._update is not None and (self._update.mode != "drain" or not self._scheduler.running)
 
     def _is_pausing(self) -> bool:
-        """Whether no device call may be made now. Ends all requests where the pause aborts them."""
-        if self._pause_mode == "abort":
-            self._requests.end_all()
-            self._pause_mode = "keep"  # requests that come during the pause wait for its end
+        """Whether no further call may start now."""
         return self._pause_mode is not None and not (self._pause_mode == "wait" and self._scheduler.running)
 
     async def _apply(self, update: WeightUpdate) -> None:

@@ -12,7 +12,17 @@ from composer_jax.models.cache import Cache, cache_spec, new_cache
 from composer_jax.models.decoder import Decoder
 from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.mesh import BATCH_AXES
-from composer_jax.sampler.decode import DecodeRows, Scores, decode, prefill, score, verify
+from composer_jax.sampler.decode import (
+    CarriedRows,
+    DecodeRows,
+    Scores,
+    carry_rows,
+    continue_rows,
+    decode,
+    prefill,
+    score,
+    verify,
+)
 from composer_jax.sampler.mtp_decode import decode_with_mtp
 from composer_jax.sampler.token_sampling import RowParams
 
@@ -22,12 +32,18 @@ def cache_program(definition: ModelDef, mesh: Mesh, n_pages: int, page_size: int
     return _jit(new_cache(definition.config, mesh, n_pages, page_size), mesh, cache_spec(definition.config))
 
 
-def prefill_program(definition: ModelDef, mesh: Mesh) -> Callable[..., Cache[jax.Array]]:
-    """Jitted `prefill` on every device: (params, router_bias, cache, tokens, start, count, tables) -> cache.
+def prefill_program(definition: ModelDef, mesh: Mesh) -> Callable[..., tuple[Cache[jax.Array], jax.Array]]:
+    """Jitted `prefill` on every device: (params, router_bias, cache, tokens, start, count, tables) -> (cache, done).
 
-    With config.cache_mtp there is one more argument, next.
+    With config.cache_mtp there is one more argument, next. `done`, bool [B], is whether a row had tokens; the host
+    waits for it, because the next call takes the cache.
     """
-    return _shard_and_jit(prefill, definition, mesh, 4 + definition.config.cache_mtp, cache_spec(definition.config))
+
+    def fill(decoder, cache, tokens_BS, start_B, count_B, *rest):
+        return prefill(decoder, cache, tokens_BS, start_B, count_B, *rest), count_B > 0
+
+    out_specs = cache_spec(definition.config), PartitionSpec(BATCH_AXES)
+    return _shard_and_jit(fill, definition, mesh, 4 + definition.config.cache_mtp, out_specs)
 
 
 def score_program(definition: ModelDef, mesh: Mesh) -> Callable[..., tuple[Cache[jax.Array], Scores]]:
@@ -51,27 +67,36 @@ def routing_program(mesh: Mesh) -> Callable[[jax.Array, np.ndarray], jax.Array]:
 def decode_program(
     definition: ModelDef, mesh: Mesh, steps: int, end_tokens: tuple[int, ...], processed: bool, drafts: str = ""
 ) -> Callable[..., tuple[Cache[jax.Array], Any]]:
-    """Jitted `decode` on every device: (params, router_bias, cache, *DecodeRows) -> (cache, DecodedTokens).
+    """Jitted `decode` on every device: (params, router_bias, cache, *DecodeRows, source, *CarriedRows) -> (cache, out).
+
+    `out` is (DecodedTokens, CarriedRows). See continue_rows for `source`.
 
     Args:
       processed: whether the program takes the arrays of RowParams at the end.
       drafts: as SamplerConfig.drafts: `verify` or `decode_with_mtp` in place of `decode`, with the arrays of drafts and
-        their counts after those of DecodeRows; the latter returns (cache, (DecodedTokens, Drafts)).
+        their counts after those of DecodeRows. `out` is then DecodedTokens or (DecodedTokens, Drafts).
     """
+
+    def decode_carried(decoder, cache, rows, source_B, *rest, **options):
+        *carried, params = rest
+        rows = continue_rows(rows, source_B, CarriedRows(*carried))
+        cache, tokens, rows = decode(decoder, cache, rows, params, steps=steps, **options)
+        return cache, (tokens, carry_rows(rows, len(carried[0])))
+
     functions: dict[str, Callable] = {
-        "": functools.partial(decode, steps=steps),
+        "": decode_carried,
         "prompt_lookup": lambda *inputs, **options: verify(*inputs, **options)[:2],
         "mtp": functools.partial(decode_with_mtp, steps=steps),
     }
     n_rows = len(DecodeRows._fields)
-    n = n_rows + (2 if drafts else 0)
+    n = n_rows + (2 if drafts else 1 + len(CarriedRows._fields))
 
     def sample(decoder: Decoder, cache: Cache[jax.Array], *inputs: jax.Array) -> tuple[Cache[jax.Array], Any]:
         rows, params = DecodeRows(*inputs[:n_rows]), RowParams(*inputs[n:]) if processed else None
         return functions[drafts](decoder, cache, rows, *inputs[n_rows:n], params, end_tokens=end_tokens)
 
     tokens, rows = PartitionSpec(None, BATCH_AXES), PartitionSpec(BATCH_AXES)
-    out_specs = cache_spec(definition.config), (tokens, rows) if drafts == "mtp" else tokens
+    out_specs = cache_spec(definition.config), tokens if drafts == "prompt_lookup" else (tokens, rows)
     return _shard_and_jit(sample, definition, mesh, n + len(RowParams._fields) * processed, out_specs)
 
 

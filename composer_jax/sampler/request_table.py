@@ -1,22 +1,27 @@
 """RequestTable: the requests of a sampler that have no answer yet, and what device calls bring to each of them."""
 
-import asyncio
+import functools
 from collections.abc import Sequence
 
+import numpy as np
+
+from composer_jax.sampler.device_calls import ROUTING_READ, DeviceCalls
 from composer_jax.sampler.policy import FinishReason
 from composer_jax.sampler.request import RequestHandle
-from composer_jax.sampler.run_schedule import StepOutput
 from composer_jax.sampler.runner import Runner
 from composer_jax.sampler.scheduler import Scheduler
 from composer_jax.sampler.sequence import CacheLease, SchedulerOutput, SequenceState
+from composer_jax.sampler.start_schedule import StepOutput
 
 
 class RequestTable:
     """Handles by their sequences. A handle leaves it when its future is done, and its pages are free then."""
 
-    def __init__(self, scheduler: Scheduler, runner: Runner) -> None:
-        self._scheduler, self._runner = scheduler, runner
+    def __init__(self, scheduler: Scheduler, runner: Runner, calls: DeviceCalls) -> None:
+        self._scheduler, self._runner, self._calls = scheduler, runner, calls
         self._handles: dict[int, RequestHandle] = {}  # by the id of their sequence
+        self._await_routing: set[RequestHandle] = set()
+        """Complete ones without pages, whose routing is being read."""
         self._done: list[RequestHandle] = []
         self._closed_leases: list[CacheLease] = []
 
@@ -50,40 +55,62 @@ class RequestTable:
 
     def end_all(self, reason: Exception | None = None) -> None:
         """Ends every request with an exception, or with what it has sampled and the finish reason "cancelled"."""
-        for handle in list(self._handles.values()):
+        for handle in [*self._handles.values(), *self._await_routing]:
             if not handle.future.done():
                 if reason is None:
                     handle.finish("cancelled")
                 else:
                     handle.future.set_exception(reason)
             self._forget(handle)
+        self._await_routing.clear()
         self.free_done()
 
-    async def commit(self, schedule: SchedulerOutput, results: StepOutput) -> None:
-        """Gives requests what device calls computed for them, and ends those that are complete."""
+    async def commit(self, schedule: SchedulerOutput, results: StepOutput) -> int:
+        """Gives requests what device calls computed for them, and ends those that are complete; returns their tokens.
+
+        A request that has left the table since the calls started gets nothing: it ended in the calls before, or was
+        cancelled.
+        """
         for i, chunk in enumerate(schedule.prefill):
-            self._scheduler.commit_prefill(chunk)
-            if results.scores is not None and not chunk.sequence.uses_cache:
-                self._handles[id(chunk.sequence)].add_scores(chunk.start, results.scores[i])
+            handle = self._handles.get(id(chunk.sequence))
+            if handle is not None and results.scores is not None and not chunk.sequence.uses_cache:
+                handle.add_scores(chunk.start, results.scores[i])
+        n_tokens = 0
         ended: list[tuple[RequestHandle, FinishReason]] = []
         for sequence, new in zip(schedule.decode, results.decoded, strict=True):
-            handle, length = self._handles[id(sequence)], len(sequence.tokens)
+            handle, length = self._handles.get(id(sequence)), len(sequence.tokens)
+            if handle is None or handle.future.done():
+                continue
             self._scheduler.commit_decode(sequence, new.tokens)
-            if handle.future.done():
-                continue  # cancelled during the call
             before = len(handle.tokens)
             reason = handle.extend(new, results.version)
+            n_new = len(handle.tokens) - before
+            n_tokens += n_new
             if reason is not None:
-                self._scheduler.truncate(sequence, length + len(handle.tokens) - before)
+                self._scheduler.truncate(sequence, length + n_new)
                 ended.append((handle, reason))
         for handle, reason in ended:
-            routing = None
-            if handle.request.params.return_routing:
-                routing = await asyncio.to_thread(self._runner.read_routing, handle.sequence)
-            if handle.future.done():
-                continue  # cancelled meanwhile
-            self._scheduler.finish(handle.sequence)
-            del self._handles[id(handle.sequence)]
+            await self._end(handle, reason)
+        return n_tokens
+
+    async def _end(self, handle: RequestHandle, reason: FinishReason) -> None:
+        """Ends a complete request, after its routing is read where it asks for it."""
+        asks = handle.request.params.return_routing
+        if asks:
+            take = functools.partial(self._take_routing, handle, reason)
+            await self._calls.start(ROUTING_READ, self._runner.start_routing, handle.sequence, commit=take)
+        if handle.future.done():
+            return  # cancelled meanwhile
+        self._scheduler.finish(handle.sequence)
+        del self._handles[id(handle.sequence)]
+        if asks:
+            self._await_routing.add(handle)
+        else:
+            handle.finish(reason)
+
+    async def _take_routing(self, handle: RequestHandle, reason: FinishReason, routing: np.ndarray) -> None:
+        self._await_routing.discard(handle)
+        if not handle.future.done():  # else cancelled meanwhile
             handle.finish(reason, routing)
 
     def _forget(self, handle: RequestHandle) -> None:

@@ -1,8 +1,13 @@
 """Runner: the weights and the cache on the mesh, and the device calls that carry out a schedule.
 
+A call is started, which returns at once, and finished, which waits for its results. Calls run in the order of their
+starts, because each takes the cache that the one before leaves. So a call may use pages that an earlier one writes, and
+pages whose owner has ended while an earlier call still writes into them.
+
 gather_shards: what a call returned, with the shards that other processes hold.
 """
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -10,16 +15,19 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.errors import UserError
 from composer_jax.frames import Frame
 from composer_jax.models.model_def import ModelDef, Params
 from composer_jax.parallel.command_channel import CommandSender
+from composer_jax.parallel.mesh import BATCH_AXES
+from composer_jax.parallel.processes import device_put_global
 from composer_jax.sampler.cache_memory import require_room
 from composer_jax.sampler.config import SamplerConfig
-from composer_jax.sampler.decode import DecodedTokens, DecodeRows
+from composer_jax.sampler.decode import CarriedRows, DecodedTokens, DecodeRows
+from composer_jax.sampler.mtp_decode import Drafts
 from composer_jax.sampler.policy import TopLogprobs
 from composer_jax.sampler.programs import (
     cache_program,
@@ -97,9 +105,9 @@ class Runner:
         self._decode_tables = decode_tables(self._table_length, page, platform, has_window=has_window)
         decode_rows = config.decode_rows or [r for r in (limits.rows // 4, limits.rows // 2) if r >= FEWEST_ROWS]
         self._decode_rows = (*sorted(r for r in decode_rows if r < limits.rows), limits.rows)
-        prefill, routing, end = prefill_program(definition, mesh), routing_program(mesh), tuple(end_tokens)
+        routing, end = routing_program(mesh), tuple(end_tokens)
         self._programs: dict[str, Callable[..., tuple[Any, Any]]] = {
-            "prefill": lambda *arguments: (prefill(*arguments), ()),
+            "prefill": prefill_program(definition, mesh),
             "score": score_program(definition, mesh),
             "routing": lambda params, bias, cache, tables: (cache, routing(cache.routing_ZTC, tables)),
         }
@@ -116,16 +124,32 @@ class Runner:
         self.installed: tuple[int, WeightChecksums] | None = None
         """Version and checksums of the weights."""
         self._new_cache = cache_program(definition, mesh, limits.cache_pages, page)
-        self._weights = self._cache = None
+        self._weights = self._cache = self._carried = None
+        self._carried_rows: dict[SequenceState, int] = {}
+        """The rows of the last decode call, whose ends are in `_carried`."""
 
     def reset_cache(self) -> None:
         """Makes an empty cache: a call that failed may have taken the one before with it."""
-        self._cache = None  # before the new one takes its room
+        self._forget_calls()  # before the new cache takes its room
         self._cache = self._new_cache()
+        ends = np.zeros((len(CarriedRows._fields), self.limits.shards * self.limits.rows), np.int32)
+        self._carried = device_put_global(CarriedRows(*ends), NamedSharding(self.mesh, PartitionSpec(BATCH_AXES)))
 
     def release(self) -> None:
         """Frees the weights and the cache until the next `install`."""
-        self._weights = self._cache = self.installed = None
+        self._forget_calls()
+        self._weights = self.installed = None
+
+    def _forget_calls(self) -> None:
+        """Drops what calls leave on the devices for those after them."""
+        self._cache = self._carried = None
+        self._carried_rows = {}
+
+    def wait(self) -> None:
+        """Returns when no call runs, however they end: their memory is free then."""
+        for array in jax.tree.leaves((self._cache, self._carried)):
+            with contextlib.suppress(RuntimeError):  # of a failed call, or an array that one took before it failed
+                array.block_until_ready()
 
     # -- weights -------------------------------------------------------------------------------------------------
 
@@ -156,37 +180,46 @@ class Runner:
             except UserError:
                 del weights, arrived  # the traceback would keep their memory
                 raise
-            self._cache = self._new_cache()
+            self.reset_cache()
         self._weights, self.installed = weights, (version, arrived)
 
     # -- calls ---------------------------------------------------------------------------------------------------
 
-    def run_program(self, name: str, *inputs: Any) -> Any:
-        """Runs a program on the weights, the cache and arrays of NumPy; returns its results beside the cache.
+    def _start(self, name: str, *inputs: Any) -> Callable[[], Any]:
+        """Starts a program on the weights, the cache and arrays of NumPy.
 
-        Every device call on the cache is made here, so that several processes run the same programs in the same order.
+        The function that it returns gives the results beside the cache, where there are several processes as NumPy
+        arrays. Such functions are called in the order of the starts. Every device call on the cache is started here,
+        so that several processes run the same programs in the same order.
         """
         if self.sender is not None:
             self.sender.send({"program": name}, inputs)
         out = self.start_program(name, *inputs)
-        return gather_shards(out, self.sender) if self.mesh.is_multi_process else out
+        return functools.partial(gather_shards, out, self.sender) if self.mesh.is_multi_process else lambda: out
 
     def start_program(self, name: str, *inputs: Any) -> Any:
-        """Does what `run_program` does, in this process only, and returns global arrays."""
+        """Starts a program in this process only; returns its results as global arrays, perhaps not computed yet."""
         assert self._weights is not None, "no weights are installed"
-        self._cache, out = self._programs[name](*self._weights, self._cache, *inputs)
+        program = self._programs[name]
+        if not name.startswith("decode"):
+            self._cache, out = program(*self._weights, self._cache, *inputs)
+            return out
+        assert self._carried is not None, "the cache comes with the ends of rows"
+        n = len(DecodeRows._fields) + 1
+        inputs = *inputs[:n], *self._carried, *inputs[n:]
+        self._cache, (out, self._carried) = program(*self._weights, self._cache, *inputs)
         return out
 
     def warm_up_calls(self, processed: bool) -> list[Callable[[], object]]:
         """Returns the calls, which consist of padding, that compile all programs. See Sampler.warm_up."""
         kinds = (False, True) if processed else (False,)
         calls: list[Callable[[], object]] = [
-            functools.partial(self.prefill, shape, [], scores=scores)
+            functools.partial(self._call_prefill, shape, scores)
             for shape in self.limits.prefill_shapes
             for scores in kinds
         ]
         calls += [
-            functools.partial(self._call_decode, [], (rows, pages), drafts, is_processed)
+            functools.partial(self._call_decode, (rows, pages), drafts, is_processed)
             for rows in self._decode_rows
             for drafts in ([None, []] if self._draft_tokens else [None])
             for pages in self._table_lengths(drafts)
@@ -194,13 +227,19 @@ class Runner:
         ]
         if self.definition.config.cache_routing:
             tables = np.zeros((self.limits.shards, self._table_length), np.int32)
-            calls.append(functools.partial(self.run_program, "routing", tables))
+            calls.append(lambda: self._start("routing", tables)())
         return calls
 
-    def prefill(
+    def _call_prefill(self, shape: tuple[int, int], scores: bool) -> None:
+        self.start_prefill(shape, [], scores=scores)()
+
+    def _call_decode(self, shape: tuple[int, int], drafts: Sequence[list[int]] | None, processed: bool) -> None:
+        self._start_decode([], shape, drafts, processed)()
+
+    def start_prefill(
         self, shape: tuple[int, int], chunks: Sequence[PrefillChunk], *, scores: bool = False
-    ) -> list[NewScores] | None:
-        """Computes chunks of contexts; with `scores`, returns what the network says about the token after each.
+    ) -> Callable[[], list[NewScores] | None]:
+        """Starts to compute chunks of contexts; with `scores`, finds what the network says about the token after each.
 
         shape: (rows per shard, tokens per row).
         """
@@ -218,16 +257,25 @@ class Runner:
             _put_table(tables[place], chunk.sequence.pages)
         inputs = tokens, start, count, tables
         if not scores:
-            self.run_program("prefill", *inputs, *([following] if self.definition.config.cache_mtp else []))
-            return None
-        logprobs, ids, top = map(np.asarray, self.run_program("score", *inputs, following))
-        return [
-            NewScores(
-                logprobs[place, : chunk.count].tolist(),
-                [_top(ids[place, i], top[place, i], ids.shape[-1]) for i in range(chunk.count)],
-            )
-            for place, chunk in zip(places, chunks, strict=True)
-        ]
+            finish = self._start("prefill", *inputs, *([following] if self.definition.config.cache_mtp else []))
+
+            def wait() -> None:
+                jax.block_until_ready(finish())
+
+            return wait
+        finish = self._start("score", *inputs, following)
+
+        def read() -> list[NewScores]:
+            logprobs, ids, top = jax.device_get(finish())
+            return [
+                NewScores(
+                    logprobs[place, : chunk.count].tolist(),
+                    [_top(ids[place, i], top[place, i], ids.shape[-1]) for i in range(chunk.count)],
+                )
+                for place, chunk in zip(places, chunks, strict=True)
+            ]
+
+        return read
 
     def score(self, tokens: Sequence[int]) -> RowScores:
         """Scores a row of 2 to MOST_SCORED tokens on every shard, in pages that no request has.
@@ -241,24 +289,37 @@ class Runner:
             length = _smallest_fitting(tuple(length for _, length in self.limits.prefill_shapes), missing)
             shape = next(shape for shape in self.limits.prefill_shapes if shape[1] == length)
             chunks = [PrefillChunk(row, row.computed, min(missing, length)) for row in rows]
-            for chunk, known, new in zip(chunks, logprobs, self.prefill(shape, chunks, scores=True) or (), strict=True):
+            scores = self.start_prefill(shape, chunks, scores=True)() or ()
+            for chunk, known, new in zip(chunks, logprobs, scores, strict=True):
                 known += new.logprobs
                 chunk.sequence.computed += chunk.count
-        routing = self.read_routing(rows[0]) if self.definition.config.cache_routing else None
+        routing = self.start_routing(rows[0])() if self.definition.config.cache_routing else None
         return RowScores(np.array(logprobs, np.float32), routing)
 
-    def read_routing(self, row: SequenceState) -> np.ndarray:
-        """Returns the experts of a row's computed tokens, int16 [tokens, expert layers, experts per token]."""
-        config = self.definition.config
-        tables = np.zeros((self.limits.shards, self._table_length), np.int32)
-        _put_table(tables[row.shard], row.pages)
-        # The length is cut on the host: on the device each length would be a program of its own.
-        choices = _read_row(self.run_program("routing", tables), row.shard)[: row.computed]
-        width = config.n_moe_layers * config.experts_per_token
-        return choices[:, :width].reshape(-1, config.n_moe_layers, config.experts_per_token)
+    def start_routing(self, row: SequenceState) -> Callable[[], np.ndarray]:
+        """Starts to read the experts of a row's computed tokens, int16 [tokens, expert layers, experts per token].
 
-    def decode(self, requests: Sequence[RowRequest], drafts: Sequence[list[int]] | None = None) -> list[NewTokens]:
-        """Samples the next tokens of each row, at least one.
+        The row may give up its pages as soon as the read has started.
+        """
+        config, shard, computed = self.definition.config, row.shard, row.computed
+        tables = np.zeros((self.limits.shards, self._table_length), np.int32)
+        _put_table(tables[shard], row.pages)
+        finish = self._start("routing", tables)
+
+        def read() -> np.ndarray:
+            # The length is cut on the host: on the device each length would be a program of its own.
+            choices = _read_row(finish(), shard)[:computed]
+            width = config.n_moe_layers * config.experts_per_token
+            return choices[:, :width].reshape(-1, config.n_moe_layers, config.experts_per_token)
+
+        return read
+
+    def start_decode(
+        self, requests: Sequence[RowRequest], drafts: Sequence[list[int]] | None = None
+    ) -> Callable[[], list[NewTokens]]:
+        """Starts to sample the next tokens of each row, at least one where its message has not ended.
+
+        A row with outstanding calls goes on from where the decode call before this one ends.
 
         drafts: of each row, at most config.draft_tokens; the call then verifies them instead of decoding step by step,
           and with config.drafts="mtp" goes on with drafts of its own.
@@ -266,7 +327,7 @@ class Runner:
         processed = not all(r.params.unprocessed for r in requests)
         pages = _smallest_fitting(self._table_lengths(drafts), max(len(r.row.pages) for r in requests))
         shape = self.decode_rows([r.row for r in requests]), pages
-        return self._call_decode(requests, shape, drafts, processed)
+        return self._start_decode(requests, shape, drafts, processed)
 
     def _table_lengths(self, drafts: Sequence[list[int]] | None) -> tuple[int, ...]:
         """Returns the pages of a row in decode calls; calls without a step of one token per row have the longest."""
@@ -278,14 +339,14 @@ class Runner:
         by_shard = [sum(s.shard == shard for s in sequences) for shard in range(self.limits.shards)]
         return _smallest_fitting(self._decode_rows, max(by_shard))
 
-    def _call_decode(
+    def _start_decode(
         self,
         requests: Sequence[RowRequest],
         shape: tuple[int, int],
         drafts: Sequence[list[int]] | None,
         processed: bool,
-    ) -> list[NewTokens]:
-        """Makes a decode call of shape (rows per shard, pages of a row)."""
+    ) -> Callable[[], list[NewTokens]]:
+        """Starts a decode call of shape (rows per shard, pages of a row)."""
         rows, pages = shape
         places = self._places([r.row for r in requests], rows)
         n = self.limits.shards * rows
@@ -293,8 +354,12 @@ class Runner:
         temperature, top_p = np.ones((2, n), np.float32)
         min_p = np.zeros(n, np.float32)
         seed, tables = np.zeros(n, np.uint32), np.zeros((n, pages), np.int32)
+        source = np.full(n, -1, np.int32)
         for place, r in zip(places, requests, strict=True):
-            token[place], position[place], budget[place] = r.row.tokens[-1], len(r.row.tokens) - 1, r.row.budget
+            if r.row.n_calls:
+                source[place] = self._carried_rows[r.row]
+            else:
+                token[place], position[place], budget[place] = r.row.tokens[-1], len(r.row.tokens) - 1, r.row.budget
             temperature[place], top_p[place] = r.params.temperature, r.params.top_p
             top_k[place], min_p[place], n_top[place] = r.params.top_k, r.params.min_p, r.params.top_logprobs
             seed[place] = r.seed
@@ -303,26 +368,16 @@ class Runner:
         params = RowParams(temperature, top_p, top_k, min_p, n_top) if processed else ()
         kind = "_processed" if processed else ""
         if drafts is None:
-            return _new_tokens(places, requests, self.run_program(f"decode{kind}", *inputs, *params))
+            finish = self._start(f"decode{kind}", *inputs, source, *params)
+            self._carried_rows = {r.row: place % rows for place, r in zip(places, requests, strict=True)}
+            return lambda: _new_tokens(places, requests, finish())
+        assert (source < 0).all(), "drafts follow tokens that the host knows"
         draft, count = np.zeros((n, self._draft_tokens), np.int32), np.zeros(n, np.int32)
         for place, tokens in zip(places, drafts, strict=True):
             draft[place, : len(tokens)], count[place] = tokens, len(tokens)
-        out = self.run_program(f"verify{kind}", *inputs, draft, count, *params)
-        if self.definition.config.cache_mtp:
-            decoded, (tokens, n_drafts, *fates) = out[0], map(np.asarray, out[1])
-            return [
-                dataclasses.replace(
-                    new,
-                    drafts=tokens[place, : n_drafts[place]].tolist(),
-                    drafted=fates[0][place],
-                    accepted=fates[1][place],
-                )
-                for place, new in zip(places, _new_tokens(places, requests, decoded), strict=True)
-            ]
-        return [
-            dataclasses.replace(new, drafted=[1] * len(guess), accepted=_count_right(guess, new.tokens))
-            for guess, new in zip(drafts, _new_tokens(places, requests, out), strict=True)
-        ]
+        finish = self._start(f"verify{kind}", *inputs, draft, count, *params)
+        read = _new_tokens_of_mtp if self.definition.config.cache_mtp else _new_tokens_of_drafts
+        return lambda: read(places, requests, drafts, finish())
 
     def _places(self, sequences: Sequence[SequenceState], rows: int) -> list[int]:
         """The row of the call for each sequence: those of a shard are consecutive, and begin at shard * rows.
@@ -352,7 +407,7 @@ def decode_tables(longest: int, page_size: int, platform: str, *, has_window: bo
 
 
 def _new_tokens(places: Sequence[int], requests: Sequence[RowRequest], out: DecodedTokens) -> list[NewTokens]:
-    tokens, logprobs, raw_logprobs, ids, top, emitted = map(np.asarray, out)
+    tokens, logprobs, raw_logprobs, ids, top, emitted = jax.device_get(out)
     counts = emitted.sum(axis=0)
     decoded = []
     for place, r in zip(places, requests, strict=True):
@@ -361,6 +416,27 @@ def _new_tokens(places: Sequence[int], requests: Sequence[RowRequest], out: Deco
         column = lambda a, place=place, count=count: a[:count, place].tolist()  # noqa: E731
         decoded.append(NewTokens(column(tokens), column(logprobs), column(raw_logprobs), likeliest))
     return decoded
+
+
+def _new_tokens_of_drafts(
+    places: Sequence[int], requests: Sequence[RowRequest], drafts: Sequence[list[int]], out: DecodedTokens
+) -> list[NewTokens]:
+    return [
+        dataclasses.replace(new, drafted=[1] * len(guess), accepted=_count_right(guess, new.tokens))
+        for guess, new in zip(drafts, _new_tokens(places, requests, out), strict=True)
+    ]
+
+
+def _new_tokens_of_mtp(
+    places: Sequence[int], requests: Sequence[RowRequest], _: Sequence[list[int]], out: tuple[DecodedTokens, Drafts]
+) -> list[NewTokens]:
+    tokens, n_drafts, drafted, accepted = jax.device_get(out[1])
+    return [
+        dataclasses.replace(
+            new, drafts=tokens[place, : n_drafts[place]].tolist(), drafted=drafted[place], accepted=accepted[place]
+        )
+        for place, new in zip(places, _new_tokens(places, requests, out[0]), strict=True)
+    ]
 
 
 def _count_right(draft: Sequence[int], tokens: Sequence[int]) -> list[int]:

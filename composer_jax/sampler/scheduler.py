@@ -2,10 +2,18 @@
 
 A token is computed when its cache entries are in its sequence's pages. Prefill computes all tokens of a context but the
 last, in chunks. Each decode step then computes the last token and samples the next one. So a conversation's next turn
-prefills exactly the tokens that its context gained since, and nothing but the pages survives between two calls.
+prefills exactly the tokens that its context gained since. Between two calls the pages survive and, for a call that
+starts before the host has read the one before it, the last token of every row (CarriedRows in decode.py).
 
 A sequence's pages are, in order, those that the prefix tree owns (shared) and its own. Its full pages go to the tree as
-soon as a prefill call has computed them, and when the sequence ends.
+soon as the prefill call that computes them has started, and when the sequence ends.
+
+The next calls can be scheduled while others are outstanding: started, with tokens that the host has not read. Prefill
+counts as computed when it is started, because calls run in the order of their starts. Of decode calls, a sequence knows
+how many are outstanding (SequenceState.n_calls); its tokens, and what follows from them, are those before these calls.
+One whose outstanding calls may exhaust its budget takes no further call. No request gives up its pages to another one
+while calls are outstanding: what they sample would be lost.
+A sequence that has ended leaves at once: calls that start later write into its pages after those that are outstanding.
 
 Where every layer has a sliding window, a sequence gives up the pages before it and takes those of its next call, so it
 holds a bounded number of pages at any length. A page holds the entries of all layers: where one layer attends to the
@@ -119,24 +127,33 @@ class Scheduler:
     # -- schedules -----------------------------------------------------------------------------------------------
 
     def schedule(self, *, admit: bool = True) -> SchedulerOutput:
-        """Admits waiting sequences if told to, and returns the next device calls."""
+        """Admits waiting sequences if told to, and returns the next device calls, none where outstanding ones must end.
+
+        `start` follows before the next schedule.
+        """
         if admit:
             self._admit()
-        self._take_pages()  # first, because it may preempt
-        decode = [s for s in self.running if s.is_decoding]
+        if not self._take_pages():  # first, because it may preempt
+            return SchedulerOutput(None, [], [])
+        decode = [s for s in self.running if s.is_decoding and self._n_ahead(s) < s.budget]
         shape, chunks = self._choose_prefill()
         return SchedulerOutput(shape, chunks, [] if self._should_fill(chunks, len(decode)) else decode)
 
-    def commit_prefill(self, chunk: PrefillChunk) -> None:
-        """Notes that a chunk is computed; its full pages are shared from now on."""
-        sequence = chunk.sequence
-        assert sequence.computed == chunk.start, "a chunk was computed out of order"
-        sequence.computed += chunk.count
-        self._publish(sequence)
-        self.waiting.unpark(sequence)
+    def start(self, schedule: SchedulerOutput) -> None:
+        """Notes that the calls of a schedule have started; what they prefill is shared from now on, in full pages."""
+        for chunk in schedule.prefill:
+            sequence = chunk.sequence
+            assert sequence.computed == chunk.start, "a chunk was started out of order"
+            sequence.computed += chunk.count
+            self._publish(sequence)
+            self.waiting.unpark(sequence)
+        for sequence in schedule.decode:
+            sequence.n_calls += 1
 
     def commit_decode(self, sequence: SequenceState, tokens: list[int]) -> None:
-        """Appends what a decode call sampled."""
+        """Appends what the oldest outstanding decode call of a running sequence sampled."""
+        assert sequence.n_calls > 0, "no call of the sequence is outstanding"
+        sequence.n_calls -= 1
         sequence.tokens += tokens
         sequence.budget -= len(tokens)
         sequence.computed += len(tokens)
@@ -164,7 +181,7 @@ class Scheduler:
 
     def _admit_one(self, sequence: SequenceState) -> bool:
         for shard in self._shards_by_preference(sequence):
-            if self._n_running[shard] < self.limits.rows and self._start(sequence, shard):
+            if self._n_running[shard] < self.limits.rows and self._allocate(sequence, shard):
                 self.waiting.remove(sequence)
                 self.running.append(sequence)
                 self._n_running[shard] += 1
@@ -215,7 +232,7 @@ class Scheduler:
         sequence.home = -1 if sequence.lease is None else sequence.lease.shard
         self.waiting.add(sequence)
 
-    def _start(self, sequence: SequenceState, shard: int) -> bool:
+    def _allocate(self, sequence: SequenceState, shard: int) -> bool:
         """Gives a waiting sequence what is cached of its context and pages for the rest, if there are enough."""
         tree, lease = self.trees[shard], sequence.lease
         n = len(sequence.tokens)
@@ -309,13 +326,19 @@ class Scheduler:
         soon = sum(not s.is_decoding and s.n_missing <= longest and id(s) not in taken for s in self.running)
         return soon > decoding
 
-    def _take_pages(self) -> None:
-        """Gives each running sequence the pages of its next call; those without are preempted."""
+    def _take_pages(self) -> bool:
+        """Gives each running sequence the pages of its next call; those without are preempted.
+
+        False: sessions or requests would give up pages while calls are outstanding, after which fewer may be needed.
+        """
+        has_outstanding_calls = any(s.n_calls for s in self.running)
         for s in sorted(self.running, key=lambda s: (-s.priority, s.arrival)):
             if s.shard < 0:
                 continue  # preempted for the sake of one before it
             self._skip_pages(s)
             needed = self._n_needed(s) - len(s.pages)
+            if has_outstanding_calls and needed > self._n_available(s.shard):
+                return False
             while s.shard >= 0 and not self._make_room(s.shard, needed):
                 candidates = (other for other in self.running if other.shard == s.shard)
                 self._preempt(
@@ -323,11 +346,16 @@ class Scheduler:
                 )  # the last of the least important
             if s.shard >= 0 and needed > 0:
                 s.pages += self.pools[s.shard].take(needed)
+        return True
+
+    def _n_ahead(self, s: SequenceState) -> int:
+        """Tokens that the outstanding calls of a sequence sample at most."""
+        return min(s.n_calls * self.limits.decode_steps, s.budget)
 
     def _n_needed(self, s: SequenceState) -> int:
         """Length of `pages` for the next call of a running sequence."""
         if s.is_decoding:
-            return self.limits.pages_for(s.computed + min(self.limits.decode_steps, s.budget))
+            return self.limits.pages_for(s.computed + min((s.n_calls + 1) * self.limits.decode_steps, s.budget))
         return self._n_prefilling(len(s.tokens), s.computed)
 
     def _n_prefilling(self, n_tokens: int, computed: int) -> int:

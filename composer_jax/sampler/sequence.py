@@ -34,6 +34,8 @@ class Limits:
     """Pages of each shard after those, which no sequence gets: Runner.score scores its row there."""
     fitting: int = 1
     """Sessions that fit into a shard however long they grow."""
+    most_ahead: int = 0
+    """Outstanding decode calls of a sequence while its next one is scheduled, at most."""
 
     def __post_init__(self) -> None:
         assert self.window is None or self.window > self.page_size, "the window is not larger than a page"
@@ -55,11 +57,11 @@ class Limits:
         """Returns how many pages a sequence that ends with `n_tokens` tokens holds at once, at most.
 
         With a window these are the pages of the tokens that the first token of a device call attends to, and of the
-        tokens that the call computes; a page is cut at both ends.
+        tokens that the call computes, and those before it whose tokens are not known yet; a page is cut at both ends.
         """
         if self.window is None:
             return self.pages_for(n_tokens)
-        call = max(self.decode_steps, self.prefill_shapes[-1][1])
+        call = max((1 + self.most_ahead) * self.decode_steps, self.prefill_shapes[-1][1])
         return min(self.pages_for(n_tokens), self.pages_for(self.window - 1 + call) + 1)
 
 
@@ -110,6 +112,9 @@ class SequenceState:
     """Leading pages that no later token attends to; the sequence does not hold them."""
     cached: int | None = None
     """Tokens that were found in the cache when the sequence ran first."""
+    n_calls: int = 0
+    """Outstanding decode calls, whose tokens the host does not know yet: `tokens`, `budget` and `computed` are those
+    before them."""
 
     @property
     def is_new(self) -> bool:
@@ -134,7 +139,7 @@ class SequenceState:
     def forget_pages(self) -> None:
         """Makes it a waiting sequence; its pages have other owners already."""
         self.shard, self.prefix, self.pages = -1, None, []
-        self.n_shared = self.n_skipped = self.computed = 0
+        self.n_shared = self.n_skipped = self.computed = self.n_calls = 0
 
 
 @dataclasses.dataclass(frozen=True)

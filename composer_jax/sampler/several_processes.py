@@ -1,14 +1,18 @@
 """A serving over several processes: process 0 schedules, and the others run the same programs in the same order.
 
 Nothing but device calls needs the other processes. Process 0 sends the name and the NumPy inputs of each call
-(parallel/command_channel.py) before it makes the call itself, and gets the rows that the others computed back the same
-way. The weights and the cache are global arrays of which every process holds its shards already. A WeightUpdate waits
-for the end of a device call, on one process as well.
+(parallel/command_channel.py) before it starts the call itself, and gets the rows that the others computed back the same
+way. They start calls as the commands come, and a thread sends what the calls return, in their order. The weights, the
+cache and the ends of rows are global arrays of which every process holds its shards already. A WeightUpdate waits until
+no device call is outstanding, on one process as well.
 """
 
 import asyncio
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Self
 
 import jax
@@ -101,7 +105,7 @@ class Leader:
         return cause
 
     async def install(self, update: WeightUpdate) -> bool:
-        """Installs weights in every process, between two device calls; returns whether they were.
+        """Installs weights in every process, while no device call is outstanding; returns whether they were.
 
         Weights that cannot be installed raise in update_serving, and the old ones stay.
         """
@@ -131,7 +135,7 @@ def follow(
     runner: Runner, weights: WeightsOfVersion | None, on_call: OnCall | None, on_install: Callable[[int], None]
 ) -> None:
     """Runs the device calls of process 0 until its serving ends. See Sampler.follow."""
-    with CommandReceiver() as commands:
+    with CommandReceiver() as commands, _replying(commands) as reply_with:
         try:
             for header, inputs in commands:
                 if "install" in header:
@@ -145,9 +149,10 @@ def follow(
                     continue
                 out = runner.start_program(header["program"], *inputs)
                 if jax.tree.leaves(out):
-                    commands.reply(*shards_here(out))
+                    reply_with(out)
         except OtherProcessError:
-            runner.reset_cache()  # as process 0 does
+            # It does not wait for calls that run, as process 0 does: their collectives may lack a process that is gone.
+            runner.reset_cache()
             raise
         except jax.errors.JaxRuntimeError as error:
             # A collective fails when a process that takes part in it dies, which process 0 reports.
@@ -155,6 +160,29 @@ def follow(
             if sentence is None:
                 raise
             raise OtherProcessError(sentence) from error
+
+
+@contextlib.contextmanager
+def _replying(commands: CommandReceiver) -> Iterator[Callable[[Any], None]]:
+    """Yields a function that replies with what a call returns, as soon as it is computed, and does not wait.
+
+    An error of the thread that waits is raised by the iteration over `commands`.
+    """
+    outputs: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def reply() -> None:
+        try:
+            while (out := outputs.get()) is not None:
+                commands.reply(*shards_here(out))
+        except Exception as error:
+            commands.interrupt(error)
+
+    # A daemon, since a call that waits for a process that failed never ends.
+    threading.Thread(target=reply, daemon=True, name="replier").start()
+    try:
+        yield outputs.put
+    finally:
+        outputs.put(None)
 
 
 def _install(runner: Runner, header: Mapping[str, Any], weights: WeightsOfVersion | None) -> None:

@@ -8,7 +8,7 @@ import asyncio
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 
 from absl import logging
 
@@ -24,13 +24,13 @@ class Activity:
     """What a sampler is doing at one moment."""
 
     scheduler: Scheduler
-    calls: SchedulerOutput | None
-    """The device calls that are running."""
+    calls: Sequence[SchedulerOutput]
+    """The device calls that are outstanding, oldest first."""
     update: tuple[int, str] | None
     """Version and mode of weights that are to be installed."""
     is_paused: bool
     progress: Hashable
-    """Differs from the one before when a device call has ended or weights were installed."""
+    """Differs from the one before when a device call has started or ended, or weights were installed."""
     is_lent: bool = False
     """Whether the sampler is paused by somebody who resumes it: RL, while the learner has the devices."""
 
@@ -103,23 +103,26 @@ def describe_stall(activity: Activity, seconds: float) -> str:
     return " ".join(parts)
 
 
-def _describe_calls(calls: SchedulerOutput | None) -> str:
-    if calls is None:
+def _describe_calls(calls: Sequence[SchedulerOutput]) -> str:
+    if not calls:
         return "No device call is running."
-    names = []
-    if calls.prefill_shape is not None:
-        rows, tokens = calls.prefill_shape
-        names.append(f"a prefill call of {rows} rows per device and {tokens} tokens ({len(calls.prefill)} rows filled)")
-    if calls.decode:
-        longest = max(len(sequence.tokens) for sequence in calls.decode)
-        names.append(f"a decode call of {_count(len(calls.decode), 'row')} of up to {longest} tokens")
-    return f"Running on the devices: {' and '.join(names)}; the first call of a shape compiles."
+    names, oldest = [], calls[0]
+    if oldest.prefill_shape is not None:
+        rows, tokens = oldest.prefill_shape
+        filled = len(oldest.prefill)
+        names.append(f"a prefill call of {rows} rows per device and {tokens} tokens ({filled} rows filled)")
+    if oldest.decode:
+        longest = max(len(sequence.tokens) for sequence in oldest.decode)
+        names.append(f"a decode call of {_count(len(oldest.decode), 'row')} of up to {longest} tokens")
+    behind = f", and {_count(len(calls) - 1, 'call')} behind" if len(calls) > 1 else ""
+    names = " and ".join(names) or "a read of the experts that tokens chose"
+    return f"Running on the devices: {names}{behind}; the first call of a shape compiles."
 
 
 def _describe_update(activity: Activity, version: int, mode: str) -> str:
     if mode == "drain" and activity.scheduler.running:
         return f"Weights of version {version} wait until the running requests have ended (mode='drain')."
-    if activity.calls is not None:
+    if activity.calls:
         return f"Weights of version {version} wait for the end of the device call."
     return f"Weights of version {version} are being installed."
 

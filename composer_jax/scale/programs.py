@@ -26,7 +26,7 @@ from composer_jax.parallel.mesh import BATCH_AXES, MeshConfig, batch_shards
 from composer_jax.parallel.sharding import EXPERT_AXES
 from composer_jax.rl.batch import FIELDS, REFERENCE_FIELDS
 from composer_jax.sampler.config import SamplerConfig, make_limits
-from composer_jax.sampler.decode import DECODE_LOOP, DecodeRows
+from composer_jax.sampler.decode import DECODE_LOOP, CarriedRows, DecodeRows
 from composer_jax.sampler.programs import decode_program, prefill_program
 from composer_jax.sampler.rollout_weights import rollout_model_def
 from composer_jax.schema.run_config import RunConfig
@@ -251,7 +251,8 @@ def _sampler_steps(config: ModelConfig, sampler: SamplerConfig, mesh: Mesh) -> d
 
     decode = decode_program(model_def, mesh, sampler.decode_steps, (0,), processed=False)
     row = integers(slots)
-    inputs = DecodeRows(row, row, row, integers(slots, dtype=np.uint32), integers(slots, pages_per_row))
+    contexts = DecodeRows(row, row, row, integers(slots, dtype=np.uint32), integers(slots, pages_per_row))
+    inputs = (*contexts, row, *CarriedRows(row, row, row))
     decode_flops = slots * (forward_flops(config, max_model_len) - forward_flops(config, max_model_len - 1))
     steps = {"decode": step(decode, inputs, "decode", decode_flops, slots)}
     for per_device, length in sampler.prefill_shapes:

@@ -1,6 +1,7 @@
 """Both ends of a command channel in one process, with a dictionary in place of the coordinator."""
 
 import contextlib
+import itertools
 import queue
 import socket
 import threading
@@ -68,6 +69,101 @@ def test_commands_and_replies_arrive_in_order(coordinator):
         np.testing.assert_array_equal(arrays[0], ARRAYS[0])
         sender.close()
         assert list(commands) == []
+
+
+def test_a_process_that_is_gone_is_reported_after_another_one_failed(coordinator, monkeypatch):
+    lost, indices = [], itertools.chain([1, 2], itertools.repeat(1))
+    monkeypatch.setattr(command_channel, "report_lost_process", lambda process: lost.append(process) or "lost")
+    monkeypatch.setattr(command_channel, "process_count", lambda: 3)
+    monkeypatch.setattr(command_channel, "process_index", lambda: next(indices))
+    with connecting() as (sender, thread):
+        address = coordinator.published.get(timeout=60)
+        coordinator.published.put(address)
+        first = CommandReceiver().__enter__()
+        coordinator.published.put(address)
+        second = CommandReceiver().__enter__()
+        thread.join(60)
+        first.__exit__(ValueError, ValueError("wrong"), None)
+        assert sender._noticed.wait(60) and "wrong" in str(sender.error)
+        second._leaving = True  # the process at this end is not to end
+        second._connection.shutdown(socket.SHUT_RDWR)
+        for reader in sender._readers:
+            reader.join(60)
+        assert lost == [2]
+
+
+class SlowConnection:
+    """Sends a message in two parts, between which other threads run."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    def sendall(self, message: bytes) -> None:
+        self._connection.sendall(message[:100])
+        threading.Event().wait(0.01)
+        self._connection.sendall(message[100:])
+
+    def __getattr__(self, name: str):
+        return getattr(self._connection, name)
+
+
+def test_threads_that_send_at_once_do_not_mix_their_frames(coordinator):
+    large = np.arange(1 << 10)
+    with connecting() as (sender, thread), CommandReceiver() as receiver:
+        thread.join(60)
+        sender._connections[1] = SlowConnection(sender._connections[1])
+        senders = [threading.Thread(target=sender.send, args=({"number": n}, [large + n])) for n in range(8)]
+        for one in senders:
+            one.start()
+        commands, numbers = iter(receiver), set()
+        for _ in senders:
+            header, (array,) = next(commands)
+            np.testing.assert_array_equal(array, large + header["number"])
+            numbers.add(header["number"])
+        assert numbers == set(range(8))
+
+
+def test_a_process_may_reply_to_later_commands_before_another_replies_to_the_first(coordinator, monkeypatch):
+    indices = iter([1, 2])
+    monkeypatch.setattr(command_channel, "process_count", lambda: 3)
+    monkeypatch.setattr(command_channel, "process_index", lambda: next(indices))
+    with connecting() as (sender, thread):
+        address = coordinator.published.get(timeout=60)
+        coordinator.published.put(address)
+        coordinator.published.put(address)
+        with CommandReceiver() as first, CommandReceiver() as second:
+            thread.join(60)
+            for number in range(3):
+                first.reply({"process": 1, "number": number}, [])
+            for number in range(3):
+                second.reply({"process": 2, "number": number}, [])
+                replies = [header for header, _ in sender.collect()]
+                assert replies == [{"process": process, "number": number} for process in (1, 2)]
+
+
+def test_a_frame_that_cannot_be_sent_is_a_lost_process(coordinator, monkeypatch):
+    monkeypatch.setattr(command_channel, "NOTICE_S", 0.01)
+    errors = []
+    with connecting(errors) as (sender, thread), CommandReceiver():
+        thread.join(60)
+        sender._connections[1].shutdown(socket.SHUT_WR)  # no reader notices this
+        for _ in range(2):
+            with pytest.raises(OtherProcessError, match="process 1 ended: lost"):
+                sender.send({"number": 0}, ARRAYS)
+        with pytest.raises(OtherProcessError, match="process 1 ended: lost"):
+            sender.collect()
+    assert errors == ["process 1 ended: lost"]
+
+
+def test_an_error_of_another_thread_ends_the_wait_for_commands(coordinator):
+    with connecting() as (sender, thread), CommandReceiver() as receiver:
+        thread.join(60)
+        sender.send({"number": 0})
+        commands = iter(receiver)
+        assert next(commands) == ({"number": 0}, [])
+        receiver.interrupt(ValueError("no memory"))
+        with pytest.raises(ValueError, match="no memory"):
+            next(commands)
 
 
 def test_a_failure_of_process_0_is_raised_in_the_others(coordinator):

@@ -251,7 +251,7 @@ class Broken(Exception):
     pass
 
 
-@pytest.mark.parametrize("call", ["prefill", "decode"])
+@pytest.mark.parametrize("call", ["start_prefill", "start_decode"])
 def test_a_failing_device_call_raises_in_every_session(sampler, monkeypatch, call):
     """Twelve conversations on eight slots: some sample, some wait for a slot, some come back later.
 
@@ -289,7 +289,7 @@ def test_a_sampler_serves_again_after_a_failure(sampler, monkeypatch, conversati
         raise Broken
 
     with monkeypatch.context() as patch:
-        patch.setattr(sampler._runner, "decode", failing)
+        patch.setattr(sampler._runner, "start_decode", failing)
         with pytest.raises(Broken):
             run_all(sampler, SEEDS[:3])
     assert_same(run_all(sampler, SEEDS[:4]), conversations[:4])

@@ -16,7 +16,7 @@ from composer_jax.models.presets import PRESETS
 from composer_jax.ops.local_gpu import LocalGpu
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.sampler import runner
-from composer_jax.sampler.decode import DecodeRows
+from composer_jax.sampler.decode import CarriedRows, DecodeRows
 from composer_jax.sampler.programs import decode_program
 from composer_jax.sampler.runner import SHORTEST_CONTEXT, decode_tables
 from tests.compilations import compiles_nothing
@@ -42,7 +42,8 @@ def lowered(config: ModelConfig, platform: str, pages: int = PAGES, page: int = 
     rows = rows._replace(tables_BJ=jax.ShapeDtypeStruct((ROWS, pages // ROWS), np.int32))
     program = decode_program(definition, mesh, 8, (0,), processed=False)
     cache = abstract_cache(config, mesh, pages, page)
-    traced = program.trace(*definition.abstract_weights(mesh), cache, *rows)
+    last = jax.ShapeDtypeStruct((ROWS,), np.int32)
+    traced = program.trace(*definition.abstract_weights(mesh), cache, *rows, last, *CarriedRows(last, last, last))
     return traced.lower(lowering_platforms=(platform,)).as_text()
 
 
@@ -107,7 +108,7 @@ def test_calls_that_only_verify_drafts_have_the_longest_table(new_sampler, monke
     monkeypatch.setattr(runner, "decode_tables", lambda longest, *_, **__: (2, 3, longest))
     calls = new_sampler(drafts="prompt_lookup", draft_tokens=3)._runner.warm_up_calls(processed=False)
     decoding = [call.args for call in calls if call.func.__name__ == "_call_decode"]
-    lengths = lambda verifies: {pages for _, (_, pages), drafts, _ in decoding if (drafts is not None) == verifies}  # noqa: E731
+    lengths = lambda verifies: {pages for (_, pages), drafts, _ in decoding if (drafts is not None) == verifies}  # noqa: E731
     assert lengths(False) == {2, 3, 8} and lengths(True) == {8}
 
 
@@ -116,13 +117,13 @@ def test_conversations_do_not_depend_on_the_lengths_of_page_tables(sampler, new_
     expected = run_all(sampler, seeds)
     monkeypatch.setattr(runner, "decode_tables", lambda longest, *_, **__: (2, 3, longest))
     several = new_sampler()
-    call = several._runner._call_decode
+    call = several._runner._start_decode
 
     def record(requests, shape, *arguments):
         lengths.add(shape[1])
         return call(requests, shape, *arguments)
 
-    monkeypatch.setattr(several._runner, "_call_decode", record)
+    monkeypatch.setattr(several._runner, "_start_decode", record)
     several.warm_up()
     with compiles_nothing():
         assert_same(run_all(several, seeds), expected)

@@ -1,5 +1,8 @@
 """Random requests through the scheduler, with a cache of tokens instead of attention's entries: no page is lost or read
-with another context's tokens, and every request ends. With a sliding window, no read leaves it."""
+with another context's tokens, and every request ends. With a sliding window, no read leaves it.
+
+Calls take effect in the order of their starts. What they sample is committed later, as the engine does: with one call
+outstanding the next one starts, which may go on with a request that has ended."""
 
 import dataclasses
 import itertools
@@ -8,7 +11,7 @@ from collections.abc import Iterator
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
 
 from composer_jax.sampler.prefix_tree import PrefixNode
 from composer_jax.sampler.scheduler import Scheduler
@@ -17,8 +20,8 @@ from tests.many import many
 
 PAGE = 4
 LIMITS = Limits(PAGE, n_pages=10, shards=2, rows=3, prefill_shapes=((3, 2), (2, 6)), decode_steps=3)
-WINDOW = dataclasses.replace(LIMITS, window=6)
-"""A context of any length holds 4 of the 10 pages at most."""
+WINDOW = dataclasses.replace(LIMITS, window=6, prefill_shapes=((3, 2), (2, 3)), most_ahead=1)
+"""A context of any length holds 4 of the 10 pages at most: those of its window and of two decode calls."""
 
 
 class FakeCache:
@@ -27,19 +30,43 @@ class FakeCache:
     def __init__(self, window: int | None) -> None:
         self.window = window
         self.entries: dict[tuple[int, int, int], tuple[int, ...]] = {}
+        self.ends: dict[SequenceState, tuple[list[int], int]] = {}
+        """Contexts and budgets after the last decode call, of its sequences."""
 
-    def write(self, s: SequenceState, position: int) -> None:
-        """Computes one token, which reads those before it in the window."""
+    def write(self, s: SequenceState, tokens: list[int], position: int) -> None:
+        """Computes one token of a context, which reads those before it in the window."""
         for earlier in range(0 if self.window is None else max(0, position - self.window + 1), position):
             page = s.shard, s.pages[earlier // PAGE], earlier % PAGE
-            assert self.entries[page] == tuple(s.tokens[: earlier + 1]), "a page has another context's entries"
-        self.entries[s.shard, s.pages[position // PAGE], position % PAGE] = tuple(s.tokens[: position + 1])
+            assert self.entries[page] == tuple(tokens[: earlier + 1]), "a page has another context's entries"
+        self.entries[s.shard, s.pages[position // PAGE], position % PAGE] = tuple(tokens[: position + 1])
+
+    def decode(self, s: SequenceState, sample, end: int | None) -> list[int]:
+        """Samples in a call, up to its end token if that is the token of number `end`."""
+        tokens, budget = self.ends[s] if s.n_calls else (list(s.tokens), s.budget)
+        steps, n = min(LIMITS.decode_steps, budget), len(tokens)
+        assert steps > 0 or s.n_calls, "a call has a row that ended before"
+        for _ in range(steps if end is None else min(end, steps)):
+            self.write(s, tokens, len(tokens) - 1)
+            tokens = [*tokens, sample()]
+        self.ends[s] = tokens, budget - steps if end is None else 0
+        return tokens[n:]
 
 
-def run(scheduler: Scheduler, cache: FakeCache, schedule: SchedulerOutput, sample, stops) -> list[SequenceState]:
-    """Carries out a schedule; returns the sequences that ended.
+@dataclasses.dataclass
+class Row:
+    """A row of a decode call that has started."""
 
-    sample: () -> token. stops: tokens sampled in a call -> (whether the sequence ends, how many tokens it keeps).
+    sequence: SequenceState
+    tokens: list[int]
+    kept: int | None
+    """Tokens up to where the message ends; None: it goes on."""
+
+
+def start(scheduler: Scheduler, cache: FakeCache, schedule: SchedulerOutput, sample, stops) -> list[Row]:
+    """Starts a schedule.
+
+    sample: () -> token. stops: () -> (how many tokens a row keeps if it ends in this call, else None; whether the
+    device knows that it ends).
     """
     counts: dict[tuple[int, str], int] = {}
     for chunk in schedule.prefill:
@@ -48,23 +75,41 @@ def run(scheduler: Scheduler, cache: FakeCache, schedule: SchedulerOutput, sampl
         counts[key] = counts.get(key, 0) + 1
         assert 0 < chunk.count <= length and counts[key] <= rows
         for position in range(chunk.start, chunk.start + chunk.count):
-            cache.write(chunk.sequence, position)
-    for chunk in schedule.prefill:
-        scheduler.commit_prefill(chunk)
-    ended = []
+            cache.write(chunk.sequence, chunk.sequence.tokens, position)
+    rows = []
     for s in schedule.decode:
         assert sum(other.shard == s.shard for other in schedule.decode) <= LIMITS.rows
-        steps, length = min(LIMITS.decode_steps, s.budget), len(s.tokens)
-        for _ in range(steps):
-            cache.write(s, len(s.tokens) - 1)
-            scheduler.commit_decode(s, [sample()])
-        ends, keep = stops(steps)
-        if ends:
-            scheduler.truncate(s, length + keep)
-        if ends or not s.budget:
+        kept, is_known = stops()
+        tokens = cache.decode(s, sample, kept if is_known else None)
+        rows.append(Row(s, tokens, kept if kept is None else min(kept, len(tokens))))
+    cache.ends = {s: cache.ends[s] for s in schedule.decode}
+    scheduler.start(schedule)
+    return rows
+
+
+def commit(scheduler: Scheduler, rows: list[Row]) -> list[SequenceState]:
+    """Commits what a call sampled; returns the sequences that ended, which nobody runs any more."""
+    ended = []
+    for row in rows:
+        s, length = row.sequence, len(row.sequence.tokens)
+        if s.shard < 0:
+            continue  # it ended in the call before, or was cancelled
+        scheduler.commit_decode(s, row.tokens)
+        if row.kept is not None:
+            scheduler.truncate(s, length + row.kept)
+        if row.kept is not None or not s.budget:
             scheduler.finish(s)
             ended.append(s)
     return ended
+
+
+def goes_on() -> tuple[int | None, bool]:
+    return None, False
+
+
+def run(scheduler: Scheduler, cache: FakeCache) -> list[SequenceState]:
+    """Carries out the next schedule at once; returns the sequences that ended."""
+    return commit(scheduler, start(scheduler, cache, scheduler.schedule(), lambda: 1, goes_on))
 
 
 def fits(limits: Limits, n_tokens: int) -> bool:
@@ -104,10 +149,15 @@ class Requests(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.scheduler, self.cache = Scheduler(self.limits), FakeCache(self.limits.window)
+        self.calls: list[list[Row]] = []
         self.open: list[SequenceState] = []
         self.turns: dict[CacheLease, list[int]] = {}
         self.numbers = itertools.count()
+
+    @initialize(most_ahead=st.integers(0, 1))
+    def start_serving(self, most_ahead):
+        self.limits = dataclasses.replace(self.limits, most_ahead=most_ahead)
+        self.scheduler, self.cache = Scheduler(self.limits), FakeCache(self.limits.window)
 
     @rule(target=leases)
     def open_lease(self):
@@ -139,17 +189,33 @@ class Requests(RuleBasedStateMachine):
 
     @rule(data=st.data(), steps=st.integers(1, 4))
     def step(self, data, steps):
-        for _ in range(steps):
-            self.run_once(
-                lambda: data.draw(st.integers(0, 1)),
-                lambda n: (data.draw(st.integers(0, 4)) == 0, data.draw(st.integers(1, n))),
-            )
+        def stops():
+            if data.draw(st.integers(0, 4)):
+                return goes_on()
+            return data.draw(st.integers(1, LIMITS.decode_steps)), data.draw(st.booleans())
 
-    def run_once(self, sample, stops=lambda _: (False, 0)):
-        for s in run(self.scheduler, self.cache, self.scheduler.schedule(), sample, stops):
+        for _ in range(steps):
+            self.run_once(lambda: data.draw(st.integers(0, 1)), stops)
+
+    def run_once(self, sample, stops=goes_on):
+        """Starts the next calls, or commits the oldest if none can start."""
+        is_full = len(self.calls) > self.limits.most_ahead
+        if not is_full and (schedule := self.scheduler.schedule()):
+            self.calls.append(start(self.scheduler, self.cache, schedule, sample, stops))
+        elif self.calls:
+            self.finish_call()
+
+    @precondition(lambda self: self.calls)
+    @rule()
+    def finish_call(self):
+        for s in commit(self.scheduler, self.calls.pop(0)):
             self.open.remove(s)
             if s.lease:
                 self.turns[s.lease] = s.tokens
+
+    def finish_calls(self):
+        while self.calls:
+            self.finish_call()
 
     @rule(data=st.data())
     def cancel(self, data):
@@ -160,16 +226,27 @@ class Requests(RuleBasedStateMachine):
 
     @rule()
     def replace_weights(self):
+        self.finish_calls()
         self.scheduler.recompute()
         self.cache.entries.clear()
 
     @rule()
     def keep_running(self):
+        self.finish_calls()
         self.scheduler.keep_running()
 
     @invariant()
     def every_page_has_one_owner(self):
         check_pages(self.scheduler)
+
+    @invariant()
+    def the_tree_has_the_entries_of_its_prefixes(self):
+        for shard, tree in enumerate(self.scheduler.trees):
+            for node in descendants(tree.root):
+                prefix = tuple(itertools.chain.from_iterable(parent.key for parent in node.path()))
+                for offset in range(PAGE if node.page is not None else 0):
+                    entry = self.cache.entries[shard, node.page, offset]
+                    assert entry == prefix[: len(prefix) - PAGE + offset + 1]
 
     @invariant()
     def the_running_are_counted(self):
@@ -183,8 +260,10 @@ class Requests(RuleBasedStateMachine):
         assert 0 <= self.scheduler.n_live_tokens <= self.scheduler.n_held_pages * PAGE
 
     def teardown(self):
-        for _ in range(400):
-            if not self.open:
+        if not hasattr(self, "scheduler"):
+            return
+        for _ in range(800):
+            if not self.open and not self.calls:
                 break
             self.run_once(lambda: next(self.numbers) % 2)
             check_pages(self.scheduler)
@@ -220,8 +299,8 @@ TestRequests, TestWindowedRequests = Requests.TestCase, WindowedRequests.TestCas
 def run_alone(scheduler: Scheduler, cache: FakeCache, sequence: SequenceState) -> int:
     """Runs a sequence to its end; returns the most pages that it held."""
     scheduler.submit(sequence)
-    tokens, most = itertools.count(), 0
-    while not run(scheduler, cache, scheduler.schedule(), lambda: next(tokens) % 7, lambda _: (False, 0)):
+    most = 0
+    while not run(scheduler, cache):
         check_pages(scheduler)
         most = max(most, scheduler.n_held_pages)
     return most
@@ -255,6 +334,43 @@ def test_a_lease_keeps_the_pages_of_its_window():
     again = SequenceState(first.tokens + [1, 2, 3], 3, lease=lease)
     run_alone(scheduler, cache, again)
     assert again.cached == 32
+
+
+def test_a_lease_keeps_its_window_where_a_stop_is_found_behind_the_next_call():
+    """The tokens that the call sampled after the stop would have left a page that the lease still needs."""
+    limits = dataclasses.replace(WINDOW, shards=1)
+    scheduler, cache, lease = Scheduler(limits), FakeCache(limits.window), CacheLease()
+    first = SequenceState([n % 5 for n in range(31)], 9, lease=lease)
+    scheduler.submit(first)
+    while not first.is_decoding:
+        run(scheduler, cache)
+    assert limits.n_skipped(first.computed) < limits.n_skipped(first.computed + limits.decode_steps)
+    calls = [start(scheduler, cache, scheduler.schedule(), lambda: 1, lambda: (1, False)) for _ in range(2)]
+    assert [len(rows) for rows in calls] == [1, 1] and [commit(scheduler, rows) for rows in calls] == [[first], []]
+    check_pages(scheduler)
+    run_alone(scheduler, cache, SequenceState([6] * 60, 3))  # reuses all pages that nobody holds
+    again = SequenceState([*first.tokens, 2, 3], 3, lease=lease)
+    run_alone(scheduler, cache, again)
+    assert again.cached == 31
+
+
+def test_calls_that_are_outstanding_end_before_a_request_gives_up_its_pages():
+    limits = dataclasses.replace(LIMITS, shards=1, most_ahead=1)
+    scheduler = Scheduler(limits)
+    for number in range(2):
+        scheduler.submit(SequenceState([number] * 15, 12))
+    while not all(s.is_decoding for s in scheduler.running) or len(scheduler.running) < 2:
+        scheduler.start(scheduler.schedule())
+    calls = []
+    while schedule := scheduler.schedule():
+        calls.append(schedule)
+        scheduler.start(schedule)
+        assert len(calls) < 9
+    assert len(calls) > 1 and scheduler.preemptions == 0, "calls are outstanding"
+    for s in list(scheduler.running):
+        for _ in calls:
+            scheduler.commit_decode(s, [1] * limits.decode_steps)
+    assert scheduler.schedule() and scheduler.preemptions == 1
 
 
 def test_the_session_that_is_idle_longest_gives_up_its_pages_and_not_the_one_that_goes_on():
@@ -307,7 +423,7 @@ def test_conversations_that_have_begun_get_slots_before_new_ones():
         scheduler.submit(sequence)
     ended = []
     while len(ended) < 3:
-        ended += run(scheduler, cache, scheduler.schedule(), lambda: 1, lambda _: (False, 0))
+        ended += run(scheduler, cache)
     assert ended == [begun, alone, new]
 
 

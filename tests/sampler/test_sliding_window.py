@@ -16,7 +16,7 @@ from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.engine import Sampler
 from composer_jax.sampler.request import Request
 from tests.models.small import GROUPED_QUERY, random_weights, small
-from tests.sampler.conversations import END, assert_logprobs_of_learner, assert_same, flat, run_all
+from tests.sampler.conversations import END, Branch, assert_logprobs_of_learner, assert_same, flat, run_all
 
 WINDOW = 7
 MODEL = small(
@@ -66,6 +66,26 @@ def test_freed_pages_change_no_sample(new_windowed, unfreed, model_weights, chan
     assert_same(freed, unfreed)
     assert max(len(branch.tokens) for branch in flat(freed)) > 32
     assert_logprobs_of_learner(MODEL, model_weights, flat(freed))
+
+
+def test_a_session_keeps_its_window_where_a_stop_cuts_what_was_computed_ahead(new_windowed, model_weights):
+    """Two calls of four tokens may have gone beyond the token at which the message stops."""
+    sampler = new_windowed(end_tokens=(), slots=2, cache_tokens=48)
+
+    async def converse(seed):
+        session, branch = await sampler.open(seed), Branch()
+        for turn in range(4):
+            stops = tuple(range((seed + turn) % 3, 24, 3))
+            delta = [1 + seed, 2 + turn]
+            branch.add(delta, await session.sample(branch.tokens + delta, SamplingParams(9, stop_ids=stops)))
+        session.close()
+        return branch
+
+    async def main():
+        async with sampler.serving():
+            return await asyncio.gather(*(converse(seed) for seed in range(6)))
+
+    assert_logprobs_of_learner(MODEL, model_weights, asyncio.run(asyncio.wait_for(main(), 120)))
 
 
 def test_a_long_message_holds_the_pages_of_its_window(new_windowed):

@@ -1,4 +1,4 @@
-"""New weights between two device calls of a serving: every token knows the weights that it was sampled from."""
+"""New weights while no device call is outstanding: every token knows the weights that it was sampled from."""
 
 import asyncio
 

@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from composer_jax.data.chat.sampling_params import SamplingParams
+from composer_jax.sampler.device_calls import ROUTING_READ
 from composer_jax.sampler.request import Request
 from composer_jax.sampler.scheduler import Scheduler
 from composer_jax.sampler.sequence import CacheLease, Limits, SchedulerOutput, SequenceState
@@ -22,7 +23,7 @@ def new_activity(*requests: SequenceState, limits=LIMITS, **changes) -> Activity
     for request in requests:
         scheduler.submit(request)
     scheduler.schedule()
-    fields = dict(scheduler=scheduler, calls=None, update=None, is_paused=False, progress=0)
+    fields = dict(scheduler=scheduler, calls=(), update=None, is_paused=False, progress=0)
     return Activity(**(fields | changes))
 
 
@@ -75,15 +76,19 @@ def test_the_calls_that_run_are_named():
     for tokens in ([1], list(range(7))):
         scheduler.submit(SequenceState(tokens, 2))
     prefill = scheduler.schedule()
-    activity = Activity(scheduler, prefill, None, False, 0)
+    activity = Activity(scheduler, (prefill,), None, False, 0)
     assert (
         "Running on the devices: a prefill call of 2 rows per device and 8 tokens (1 rows filled) and a decode call of "
         "1 row of up to 1 tokens; the first call of a shape compiles. 2 requests run."
     ) in describe_stall(activity, 60)
     decode = SchedulerOutput(None, [], prefill.decode)
-    text = describe_stall(dataclasses.replace(activity, calls=decode), 60)
+    text = describe_stall(dataclasses.replace(activity, calls=(decode,)), 60)
     assert "Running on the devices: a decode call of 1 row of up to 1 tokens;" in text
-    assert "No device call is running. 2 requests run." in describe_stall(dataclasses.replace(activity, calls=None), 60)
+    text = describe_stall(dataclasses.replace(activity, calls=(decode, prefill, ROUTING_READ)), 60)
+    assert "a decode call of 1 row of up to 1 tokens, and 2 calls behind;" in text
+    text = describe_stall(dataclasses.replace(activity, calls=(ROUTING_READ, decode)), 60)
+    assert "Running on the devices: a read of the experts that tokens chose, and 1 call behind;" in text
+    assert "No device call is running. 2 requests run." in describe_stall(dataclasses.replace(activity, calls=()), 60)
 
 
 PROMPT = list(range(12))
@@ -123,7 +128,7 @@ WAITING = {
     ),
     "call": (
         [],
-        {"update": (7, "keep"), "calls": SchedulerOutput((2, 8), [], [])},
+        {"update": (7, "keep"), "calls": (SchedulerOutput((2, 8), [], []),)},
         "7 wait for the end of the device call.",
     ),
     "install": ([], {"update": (7, "drain")}, "No device call is running. Weights of version 7 are being installed."),
@@ -140,10 +145,11 @@ def test_pages_of_sessions_are_counted():
     scheduler = Scheduler(LIMITS)
     request = SequenceState([1], 1, lease=CacheLease())
     scheduler.submit(request)
-    scheduler.commit_decode(scheduler.schedule().decode[0], [2])
+    scheduler.start(scheduler.schedule())
+    scheduler.commit_decode(request, [2])
     scheduler.finish(request)
     scheduler.submit(SequenceState([5], 1))
-    text = describe_stall(Activity(scheduler, None, None, False, 0), 60)
+    text = describe_stall(Activity(scheduler, (), None, False, 0), 60)
     assert "Running requests hold 0 of 10 pages, sessions 1 more." in text and "1 for its turn" in text
 
 
@@ -157,13 +163,18 @@ def test_a_device_call_that_does_not_end_is_reported(new_sampler, monkeypatch):
             records.append(record.getMessage())
             warned.set()
 
-    decode = sampler._runner.decode
+    start_decode = sampler._runner.start_decode
 
-    def stuck(*args):
-        assert warned.wait(60), "no warning"
-        return decode(*args)
+    def start(*args):
+        finish = start_decode(*args)
 
-    monkeypatch.setattr(sampler._runner, "decode", stuck)
+        def stuck():
+            assert warned.wait(60), "no warning"
+            return finish()
+
+        return stuck
+
+    monkeypatch.setattr(sampler._runner, "start_decode", start)
     logger, recorder = logging.getLogger("absl"), Recorder(logging.WARNING)
     logger.addHandler(recorder)
 
@@ -205,13 +216,13 @@ def test_a_request_waits_for_the_device_that_has_the_pages_of_its_session():
     for token, lease in enumerate(leases):
         first = SequenceState([token] * 5, 1, lease=lease)
         scheduler.submit(first)
-        for chunk in scheduler.schedule().prefill:
-            scheduler.commit_prefill(chunk)
+        for _ in range(2):
+            scheduler.start(scheduler.schedule())
         scheduler.commit_decode(first, [1])
         scheduler.finish(first)
     assert [lease.shard for lease in leases] == [0, 1]
     scheduler.submit(SequenceState([0] * 6, 1))  # finds its prefix on the first device
     scheduler.schedule()
     scheduler.submit(SequenceState([0, 0, 0, 0, 0, 1, 2], 1, lease=leases[0]))
-    activity = Activity(scheduler, scheduler.schedule(), None, False, 0)
+    activity = Activity(scheduler, (scheduler.schedule(),), None, False, 0)
     assert "1 for a slot on the device that has the pages of its session" in describe_stall(activity, 60)

@@ -1,0 +1,90 @@
+"""DeviceCalls: the device calls that have started and whose results the host has not read, oldest first.
+
+A call starts, is outstanding, and finishes; calls finish in the order of their starts. One thing happens at a time: a
+call starts only after the start before it has returned, and none starts after one that failed, since whoever awaits
+`start` or `finish_oldest` gets the exception.
+"""
+
+import asyncio
+import dataclasses
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from composer_jax.sampler.sequence import SchedulerOutput
+
+ROUTING_READ = SchedulerOutput(None, [], [])
+"""The schedule of a call that only reads routing."""
+
+
+@dataclasses.dataclass(frozen=True)
+class OutstandingCall:
+    """Calls that are started together."""
+
+    schedule: SchedulerOutput
+    """ROUTING_READ, or what they compute."""
+    finish: Callable[[], Any]
+    """Waits for the results and returns them; called in a thread."""
+    commit: Callable[[Any], Awaitable[None]]
+    """Takes the results, in the event loop."""
+
+
+class DeviceCalls:
+    """The outstanding calls of a serving; false while there are none."""
+
+    def __init__(self, most_ahead: int) -> None:
+        """most_ahead: outstanding schedules behind which the next one may start."""
+        self.busy_seconds = 0.0
+        """Time in which calls were outstanding, up to the last start or end of one."""
+        self._most_ahead = most_ahead
+        self._outstanding: deque[OutstandingCall] = deque()
+        self._starting: SchedulerOutput | None = None
+        self._noted = 0.0
+
+    def __bool__(self) -> bool:
+        return bool(self._outstanding)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a call must finish before the next schedule."""
+        return sum(bool(call.schedule) for call in self._outstanding) > self._most_ahead
+
+    @property
+    def schedules(self) -> tuple[SchedulerOutput, ...]:
+        """Of all calls, the one that is starting included."""
+        starting = () if self._starting is None else (self._starting,)
+        return *(call.schedule for call in self._outstanding), *starting
+
+    async def start(
+        self,
+        schedule: SchedulerOutput,
+        function: Callable[..., Callable[[], Any]],
+        *arguments: Any,
+        commit: Callable[[Any], Awaitable[None]],
+    ) -> None:
+        """Starts calls by function(*arguments), which runs in a thread and returns OutstandingCall.finish."""
+        self._note_time(is_busy=bool(self._outstanding))
+        self._starting = schedule
+        try:
+            finish = await asyncio.to_thread(function, *arguments)
+        finally:
+            self._starting = None
+        self._outstanding.append(OutstandingCall(schedule, finish, commit))
+
+    async def finish_oldest(self) -> None:
+        """Waits for the results of the oldest call and commits them."""
+        call = self._outstanding[0]
+        results = await asyncio.to_thread(call.finish)
+        self._outstanding.popleft()
+        self._note_time(is_busy=True)
+        await call.commit(results)
+
+    def forget(self) -> None:
+        """Drops calls whose results nobody reads any more."""
+        self._outstanding.clear()
+
+    def _note_time(self, *, is_busy: bool) -> None:
+        now = time.perf_counter()
+        self.busy_seconds += now - self._noted if is_busy else 0.0
+        self._noted = now
