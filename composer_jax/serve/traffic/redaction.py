@@ -34,7 +34,7 @@ SECRET = re.compile(
     re.VERBOSE | re.MULTILINE,
 )
 HOME = re.compile(r"(?<![\w.])(?:/home/|/Users/|[A-Za-z]:\\{1,2}Users\\{1,2})(?!runner\b|ubuntu\b|user\b)[\w.-]+")
-RUN = re.compile(r"[A-Za-z0-9+/_-]{24,}")
+LONG_WORD = re.compile(r"[A-Za-z0-9+/_-]{24,}")
 """What may be random characters, which `_is_random` decides."""
 LEAST_ENTROPY, LEAST_CHANGES = 3.9, 0.42
 WINDOW, OVERLAP = 2048, 256
@@ -67,7 +67,7 @@ def _secrets(text: str) -> Iterator[tuple[int, int, str]]:
     """(start, end, mark) of the secrets and addresses in a text, in no order."""
     for match in SECRET.finditer(text):
         yield *match.span(), "[email]" if match.lastgroup == "email" else "[secret]"
-    for match in RUN.finditer(text):
+    for match in LONG_WORD.finditer(text):
         if _is_random(match[0]):
             yield *match.span(), "[secret]"
 

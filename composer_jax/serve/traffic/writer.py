@@ -282,7 +282,7 @@ class TrafficWriter:
         """Writes the tombstones of dropped sessions after the thread's end; the caller holds the condition."""
         try:
             with contextlib.closing(open_database(self.folder, busy_seconds=self.limits.busy_seconds)) as database:
-                self._add_tombstones(database)
+                self._write_tombstones(database)
         except sqlite3.Error as error:
             self._log(str(error))
 
@@ -437,13 +437,13 @@ class TrafficWriter:
         if opened is None and (row := open_session(database, record, self.run)) is not None:
             owner, user, day, was_interrupted = row
             if was_interrupted:
-                self._bury(database, turn, "interrupted")
+                self._add_tombstone(database, turn, "interrupted")
             else:
                 query = "SELECT id, tokens, hash, has_secret FROM turns WHERE session = ? ORDER BY rowid"
                 nodes = (TreeNode(*node) for node in database.execute(query, (turn.session,)))
                 opened = self._open[turn.session] = _OpenSession(owner, user, day, ConversationTree(nodes))
         if opened is not None and opened.owner == record.owner and opened.user != record.user:
-            self._bury(database, turn, "dropped")  # the other user's words would come back in later prompts
+            self._add_tombstone(database, turn, "dropped")  # the other user's words would come back in later prompts
             del self._open[turn.session]
             opened = None
         if opened is None or opened.owner != record.owner:
@@ -452,7 +452,7 @@ class TrafficWriter:
         self._open.move_to_end(turn.session)
         return opened
 
-    def _bury(self, database: sqlite3.Connection, turn: FinishedTurn, reason: str) -> None:
+    def _add_tombstone(self, database: sqlite3.Connection, turn: FinishedTurn, reason: str) -> None:
         """Gives the session of a turn a tombstone, inside the caller's transaction."""
         retention.add_tombstones(database, [turn.session], reason, turn.time)
         with self._condition:
@@ -495,7 +495,7 @@ class TrafficWriter:
     def _tidy(self, database: sqlite3.Connection, is_last: bool) -> None:
         """Writes tombstones of dropped sessions, deletes what has one, and what is too old."""
         now = self._clock()
-        self._add_tombstones(database)
+        self._write_tombstones(database)
         has_erased = retention.erase(self.folder, database, now)
         if expires := not 0 <= now - self._expired < DAY_SECONDS:  # also after the clock was set back
             retention.expire(self.folder, database, self.policy, now)
@@ -507,7 +507,7 @@ class TrafficWriter:
             with database:
                 database.execute("UPDATE runs SET closed = 1 WHERE run = ?", (self.run,))
 
-    def _add_tombstones(self, database: sqlite3.Connection) -> None:
+    def _write_tombstones(self, database: sqlite3.Connection) -> None:
         """Writes the tombstones of dropped sessions."""
         with self._condition:
             dropped = set(self._dropping)
@@ -541,9 +541,9 @@ def open_session(database: sqlite3.Connection, record: SessionRecord, run: int) 
 
     run: of the server that writes.
     """
-    buried = """SELECT 1 FROM tombstones WHERE (kind = 'session' AND name = ?)
+    has_tombstone = """SELECT 1 FROM tombstones WHERE (kind = 'session' AND name = ?)
       OR (kind = 'user' AND name = ? AND time >= ?)"""
-    if database.execute(buried, (record.session, record.user, record.opened)).fetchone():
+    if database.execute(has_tombstone, (record.session, record.user, record.opened)).fetchone():
         return None
     find = """SELECT owner, user, day, run NOT IN (SELECT run FROM runs WHERE closed OR run = ?) FROM sessions
       WHERE session = ?"""
