@@ -224,7 +224,7 @@ def _copy_without(
                     others = [turn for turn in turns if turn.session not in sessions]
                     frame = turn_files.pack(others) if others else b""
             except (FileNotFoundError, UserError) as error:
-                logging.error("traffic: %s; its sessions are dropped.", error)
+                logging.error("traffic: the sessions of a frame that cannot be read are dropped: %s", error)
                 broken |= concerned.difference(sessions)
                 continue
             if frame:
