@@ -21,7 +21,7 @@ from composer_jax.serve.control import control_routes, weights_of
 from composer_jax.serve.errors import ApiError
 from composer_jax.serve.event_stream import EventStream, read_body, unless_disconnected
 from composer_jax.serve.service import Client, Service
-from composer_jax.serve.traffic.consent import read_headers
+from composer_jax.serve.traffic.consent import read_headers, read_name
 from composer_jax.serve.traffic.events import EventsBody
 
 Handler = Callable[[Service, Request, Client], Awaitable[Response]]
@@ -96,11 +96,7 @@ def _check_origin(request: Request, hosts: tuple[str, ...]) -> None:
 def _identify(request: Request, keys: tuple[str, ...] | None, writes_traffic: bool) -> Client:
     """Who sent a request. Raises ApiError for a key that is not among the keys, if there are any, and wrong headers."""
     given = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
-    session = request.headers.get("x-session-id", "")
-    with contextlib.suppress(UnicodeDecodeError):
-        session = session.encode("latin-1").decode()  # Starlette reads the bytes of headers as Latin-1
-    if len(session) > 256:
-        raise ApiError("X-Session-ID has more than 256 characters; send a shorter one.")
+    session = read_name(request.headers, "X-Session-ID")
     # All keys are compared, so that the time tells nothing about them.
     known = [hmac.compare_digest(given.encode(), key.encode()) for key in keys or ()]
     if keys and not any(known):

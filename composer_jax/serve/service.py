@@ -272,6 +272,7 @@ class Service:
             tokens, logprobs, versions = handle.tokens[:sent], handle.logprobs[:sent], handle.versions[:sent]
             raw, cached = handle.raw_logprobs[:sent], handle.sequence.cached or 0
             sample = Sample(tokens, logprobs, versions, "cancelled", raw, cached)
+        sample = dataclasses.replace(sample, prompt=None, top_logprobs=None)  # not stored, and large
         request = handle.request
         self.traffic.offer(choice.written, choice.index, choice.prompt, sample, request.params, request.seed)
 

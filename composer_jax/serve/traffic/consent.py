@@ -5,6 +5,7 @@ X-Turn-Type: main | side | summary    main without it
 X-User-ID, X-Repository               names, of which only salted hashes are stored
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 
@@ -25,14 +26,25 @@ class TrafficHeaders:
 
 
 def read_headers(headers: Mapping[str, str]) -> TrafficHeaders:
-    """Returns what the headers of a request say. Raises ApiError for a value that is none of the list, or too long."""
-    names = {name: headers.get(name.lower(), "") for name in ("X-User-ID", "X-Repository")}
-    for name, value in names.items():
-        if len(value) > LONGEST_NAME:
-            raise ApiError(f"{name} has more than {LONGEST_NAME} characters; send a shorter one.")
+    """Returns what the headers of a request say. Raises ApiError for an unknown value or a long name."""
     consent = _one_of("X-Consent", headers.get("x-consent", "none"), CONSENTS)
     kind = _one_of("X-Turn-Type", headers.get("x-turn-type", "main"), TURN_KINDS)
-    return TrafficHeaders(CONSENTS[consent], TURN_KINDS[kind], *names.values())
+    return TrafficHeaders(
+        CONSENTS[consent], TURN_KINDS[kind], *(read_name(headers, name) for name in ("X-User-ID", "X-Repository"))
+    )
+
+
+def read_name(headers: Mapping[str, str], header: str) -> str:
+    """Returns the name in a header, "" without it. Raises ApiError for one that is too long.
+
+    Starlette reads the bytes of headers as Latin-1; those that are UTF-8 are read as UTF-8.
+    """
+    name = headers.get(header.lower(), "")
+    with contextlib.suppress(UnicodeDecodeError):
+        name = name.encode("latin-1").decode()
+    if len(name) > LONGEST_NAME:
+        raise ApiError(f"{header} has more than {LONGEST_NAME} characters; send a shorter one.")
+    return name
 
 
 def _one_of(name: str, value: str, values: Sequence[str]) -> int:

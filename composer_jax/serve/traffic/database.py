@@ -14,7 +14,7 @@ BUSY_SECONDS = 5.0
 TABLES = """
 CREATE TABLE IF NOT EXISTS sessions (
   session TEXT PRIMARY KEY, owner TEXT, user TEXT, repository TEXT, organisation TEXT, opened REAL, arm TEXT,
-  day TEXT, run INTEGER);
+  consent_text TEXT, day TEXT, run INTEGER);
 CREATE INDEX IF NOT EXISTS sessions_by_user ON sessions (user);
 CREATE INDEX IF NOT EXISTS sessions_by_day ON sessions (day);
 CREATE TABLE IF NOT EXISTS turns (
@@ -31,8 +31,8 @@ CREATE TABLE IF NOT EXISTS runs (run INTEGER PRIMARY KEY, closed INTEGER DEFAULT
 """
 """sessions.day: the folder of all turns of the session; sessions.run: the last server that wrote a turn of it.
 turns: frame [start, start + size) of the file turns/FILE holds the turn; tokens, hash: number and hash of the ids of
-its prompt and answer (conversation_tree.py). tombstones.kind: "session" or "user"; reason: "forgotten", "expired",
-"dropped" or "interrupted"; erased: whether its rows and turns are gone. runs: the servers that have written here."""
+its prompt and answer (conversation_tree.py). tombstones.kind: "session" or "user"; reason: "forgotten", "dropped"
+or "interrupted"; erased: whether its rows and turns are gone. runs: the servers that have written here."""
 
 
 def open_database(folder: Path | str, *, busy_seconds: float = BUSY_SECONDS) -> sqlite3.Connection:

@@ -27,6 +27,8 @@ from composer_jax.serve.traffic.writer import TrafficWriter, open_session
 MOST_EVENTS = 100
 """Of one request."""
 MOST_HASHES = 1000
+EVENT_BYTES = 640
+"""An event counts once more for each so many bytes of its payload."""
 MOST_SESSION_EVENTS = 10_000
 MOST_WAITING = 16
 """Requests that wait for the database; more get status 503."""
@@ -53,6 +55,11 @@ class EventBody(BaseModel):
     """Seconds since it happened, by the client's clock."""
     payload: dict[str, Any] = {}
 
+    @property
+    def weight(self) -> int:
+        """For how many events it counts."""
+        return 1 + len(json.dumps(self.payload)) // EVENT_BYTES
+
     @model_validator(mode="after")
     def _check_payload(self) -> Self:
         fields = EVENT_FIELDS[self.kind]
@@ -69,7 +76,7 @@ class EventsBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    events: Annotated[list[EventBody], Field(max_length=MOST_EVENTS)]
+    events: Annotated[list[EventBody], Field(min_length=1, max_length=MOST_EVENTS)]
 
 
 def _fits(value: Any, form: str) -> bool:
@@ -131,8 +138,9 @@ class EventLog:
         Raises ApiError: 404 for a session that is unknown, 403 for one of another key, 429 for too many events, 503 if
         the database does not take them.
         """
-        self.limit.take("server", "", len(events))
-        self.limit.take("key", key, len(events))
+        weight = sum(event.weight for event in events)
+        self.limit.take("key", key, weight)  # first: a key that sends too much takes nothing from others
+        self.limit.take("server", "", weight)
         if self._waiting >= MOST_WAITING:
             raise self._refuse(events, "other events wait for the disk")
         self._waiting += 1
@@ -153,8 +161,10 @@ class EventLog:
 
     def _add(self, key: str, events: Sequence[EventBody]) -> int:
         owner, now, new = self._traffic.policy.hash(f"key {key}"), self._clock(), 0
-        sessions = Counter(event.session for event in events)
-        pending = {session: self._traffic.find_request(session) for session in sessions}
+        sessions: Counter[str] = Counter()
+        for event in events:
+            sessions[event.session] += event.weight
+        pending = {session: self._traffic.find_queued(session) for session in sessions}
         with contextlib.closing(open_database(self._traffic.folder, busy_seconds=BUSY_SECONDS)) as database, database:
             database.execute("BEGIN IMMEDIATE")
             opened: dict[str, float] = {}
@@ -163,7 +173,8 @@ class EventLog:
                     open_session(database, record, self._traffic.run)
                 opened[session] = _check_owner(database, session, owner)
                 self.limit.take("session", session, n)
-                stored = database.execute("SELECT count(*) FROM events WHERE session = ?", (session,)).fetchone()[0]
+                query = f"SELECT coalesce(sum(1 + length(payload) / {EVENT_BYTES}), 0) FROM events WHERE session = ?"
+                stored = database.execute(query, (session,)).fetchone()[0]
                 if stored + n > MOST_SESSION_EVENTS:
                     raise ApiError(f"the session has {stored} events of at most {MOST_SESSION_EVENTS}.", status=429)
             for event in events:

@@ -12,7 +12,7 @@ from composer_jax.serve.traffic.policy import read_policy
 from composer_jax.serve.traffic.records import Event, SampledTurn, SessionRecord, SessionTraffic
 from composer_jax.serve.traffic.turn_files import read_turns
 
-RECORD = "session, owner, user, repository, organisation, opened, arm"
+RECORD = "session, owner, user, repository, organisation, opened, arm, consent_text"
 IS_LIVE = """EXISTS (SELECT 1 FROM turns WHERE turns.session = sessions.session)
   AND NOT EXISTS (SELECT 1 FROM tombstones WHERE kind = 'session' AND name = sessions.session)"""
 
@@ -62,7 +62,7 @@ class TrafficFolder:
             return SessionTraffic(SessionRecord(*row), turns, events)
 
     def is_forgotten(self, session: str) -> bool:
-        """Returns whether a session has a tombstone: its owner withdrew, it expired, or it was dropped."""
+        """Returns whether a session has a tombstone: its user was forgotten, or it was dropped."""
         query = "SELECT 1 FROM tombstones WHERE kind = 'session' AND name = ?"
         with self._database() as database:
             return database.execute(query, (session,)).fetchone() is not None

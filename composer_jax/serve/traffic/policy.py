@@ -71,6 +71,11 @@ class TrafficPolicy:
         """Returns what stands for a name on disk: 32 hexadecimal digits."""
         return hmac.new(self.salt.encode(), name.encode(), hashlib.sha256).hexdigest()[:32]
 
+    @property
+    def text_hash(self) -> str:
+        """Hash of the consent text, by which sessions name it: 16 hexadecimal digits."""
+        return hashlib.sha256(self.consent_text.encode()).hexdigest()[:16]
+
     def organisation(self, key: str) -> str:
         """Returns the name of the organisation that has an API key, or ""."""
         digest = hashlib.sha256(key.encode()).hexdigest()

@@ -39,6 +39,8 @@ class SessionRecord:
     """Unix seconds by the server's clock."""
     arm: str = ""
     """The arm of a canary that answered: "anchor", "candidate", or empty outside canaries."""
+    consent_text: str = ""
+    """Hash of the policy's consent text when the session opened."""
 
 
 @dataclasses.dataclass(frozen=True)

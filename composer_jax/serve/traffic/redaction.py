@@ -15,23 +15,26 @@ SECRET = re.compile(
     (?P<key>\b(?:
         (?:AKIA|ASIA)[0-9A-Z]{16} | gh[pousr]_[A-Za-z0-9]{36} | github_pat_\w{22} | glpat-[\w-]{20}
       | sk-[\w-]{20} | [sr]k_(?:live|test)_[A-Za-z0-9]{16} | xox[abeoprs]-[\w-]{10} | AIza[\w-]{35}
-      | npm_[A-Za-z0-9]{36} | pypi-[\w-]{32} | hf_[A-Za-z0-9]{30} | dop_v1_[0-9a-f]{64} | SG\.[\w-]{20}
-      | eyJ[\w-]{8,}\.eyJ[\w-]{8,}
+      | xapp-[\w-]{10} | hooks\.slack\.com/services/[\w/]{20} | npm_[A-Za-z0-9]{36}
+      | pypi-[\w-]{32} | hf_[A-Za-z0-9]{30} | dop_v1_[0-9a-f]{64} | SG\.[\w-]{20}
+      | (?<![\w-])eyJ[\w-]{8,}\.eyJ[\w-]{8,}
     )[\w.-]*)
-  | (?P<pem>-----BEGIN[ ][A-Z ]{0,30}PRIVATE[ ]KEY-----(?:[A-Za-z0-9+/=\s\\]{0,8192}-----END[ ][A-Z ]{0,30}KEY-----)?)
+  | (?P<pem>-----BEGIN[ ][A-Z ]{0,30}PRIVATE[ ]KEY(?:[ ]BLOCK)?-----
+        (?:[A-Za-z0-9+/=\s\\:.()]{0,8192}-----END[ ][A-Z ]{0,30}KEY(?:[ ]BLOCK)?-----)?)
   | (?P<url>(?<=://)[^\s/@:'"]{1,64}:[^\s/@'"]{1,128}(?=@))
-  | (?P<header>(?<=Bearer[ ])[\w.~+/-]{16,}=*)
+  | (?P<header>(?:(?<=(?i:bearer)[ ])|(?<=(?i:authorization:[ ]basic)[ ]))(?=\S{0,64}[0-9])[\w.~+/-]{16,}=*)
   | (?P<env>^(?:export[ ])?[A-Z0-9_]{0,40}(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)[A-Z0-9_]{0,20}=
         (?![$<{(])["']?[^\s"'$]{6,})
-  | (?P<field>(?i:pass(?:word|wd)|secret|token|api_?-?key|access_?-?key|credential)\w{0,20}["']?\s{0,4}(?::|=|=>)\s{0,4}
-        ["'](?=[^"'\s]{0,64}[0-9])[^"'\s<>{}$()]{8,})
+  | (?P<field>(?i:pass(?:word|wd)|secret|token|(?:api|access|account)_?-?key|credential)\w{0,20}["']?\s{0,4}(?::|=>?)
+        \s{0,4}(?:["'](?=[^"'\s]{0,64}[0-9])[^"'\s<>{}$()]{8,}
+        | (?=[^\s0-9]{0,64}[0-9])(?=[^\sA-Za-z]{0,64}[A-Za-z])[A-Za-z0-9+/=~!@\#%^*-]{8,}+(?![\w.(\[{<])))
   | (?P<email>(?<![\w.+-])(?!git@|noreply@)[\w.+-]{1,64}@[A-Za-z0-9-]{1,63}
         (?:\.[A-Za-z0-9-]{1,63}){0,4}\.[A-Za-z]{2,24}\b)
     """,
     re.VERBOSE | re.MULTILINE,
 )
 HOME = re.compile(r"(?<![\w.])(?:/home/|/Users/|[A-Za-z]:\\{1,2}Users\\{1,2})(?!runner\b|ubuntu\b|user\b)[\w.-]+")
-RUN = re.compile(r"[A-Za-z0-9+/_-]{24,}")
+LONG_WORD = re.compile(r"[A-Za-z0-9+/_-]{24,}")
 """What may be random characters, which `_is_random` decides."""
 LEAST_ENTROPY, LEAST_CHANGES = 3.9, 0.42
 WINDOW, OVERLAP = 2048, 256
@@ -64,7 +67,7 @@ def _secrets(text: str) -> Iterator[tuple[int, int, str]]:
     """(start, end, mark) of the secrets and addresses in a text, in no order."""
     for match in SECRET.finditer(text):
         yield *match.span(), "[email]" if match.lastgroup == "email" else "[secret]"
-    for match in RUN.finditer(text):
+    for match in LONG_WORD.finditer(text):
         if _is_random(match[0]):
             yield *match.span(), "[secret]"
 

@@ -1,24 +1,25 @@
-"""Retention: sessions that are forgotten, dropped or too old leave the folder; what killed processes left, too.
+"""Retention: sessions that are forgotten, dropped or too old leave the folder, and so does what killed processes left.
 
-A tombstone is written first, and from then on nobody reads the session. Its turns and rows go afterwards: files are
-copied without them, one transaction names the copies and deletes the rows, and then the old files are deleted. So a
-process that is killed in between leaves nothing that is read, and the next one finishes the work.
+A tombstone is written first, and from then on nobody reads the session. Its turns and rows go afterwards: each file is
+copied without them, one transaction names the copy, and then the old file is deleted; the rows go last. A process that
+is killed in between leaves nothing that is read, and the next one finishes the work.
 """
 
 import contextlib
 import os
 import re
-import shutil
 import sqlite3
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+
+from absl import logging
 
 from composer_jax.atomic_write import open_atomically
 from composer_jax.errors import UserError
 from composer_jax.serve.traffic import turn_files
-from composer_jax.serve.traffic.database import open_database
+from composer_jax.serve.traffic.database import NAME, open_database
 from composer_jax.serve.traffic.policy import TrafficPolicy, read_policy
 from composer_jax.storage.workdir import FolderInUse, lock_folder
 
@@ -34,36 +35,64 @@ def forget(
 
     session: X-Session-ID. user: X-User-ID, or its hash as SessionRecord.user has it.
 
-    Raises UserError unless exactly one of the two is given, and for a folder that is none.
+    Raises UserError unless exactly one of the two is given, for a folder that no server wrote or that has links, and
+    if the database cannot be written.
     """
     if bool(session) == bool(user):
         raise UserError(f"session={session!r} and user={user!r} were given; give one of the two.")
     folder = Path(folder)
-    users = {read_policy(folder).hash(user)} if user else set()
+    policy = read_policy(folder)
+    users = {policy.hash(f"{kind} {user}") for kind in ("user", "key")} if user else set()
     users |= {user} if re.fullmatch("[0-9a-f]{32}", user) else set()
-    with contextlib.closing(open_database(folder)) as database:
-        with database:
-            database.execute("BEGIN IMMEDIATE")
-            sessions = [session] if session else []
-            for name in users:
-                rows = database.execute("SELECT session FROM sessions WHERE user = ?", (name,))
-                sessions += [row[0] for row in rows]
-                database.execute(
-                    "INSERT OR REPLACE INTO tombstones VALUES ('user', ?, 'forgotten', ?, 1)", (name, clock())
-                )
-            bury(database, sessions, "forgotten", clock())
-        try:
-            lock = lock_folder(folder, f"{os.getpid()} forgets", FLAG)
-        except FolderInUse:
+    try:
+        check_folder(folder)
+        with contextlib.closing(open_database(folder)) as database:
+            sessions = _forget(database, session, users, clock())
+            _erase_unless_locked(folder, database, clock)
             return sessions
-        try:
-            recover(folder, database)
-        finally:
-            os.close(lock)
+    except (sqlite3.Error, OSError) as error:
+        raise UserError(f"{folder} cannot be written ({error}); call this again later.") from error
+
+
+def _forget(database: sqlite3.Connection, session: str, users: Collection[str], now: float) -> list[str]:
+    """Adds tombstones of a session, and of users with all their sessions; returns the sessions."""
+    sessions = [session] if session else []
+    with database:
+        database.execute("BEGIN IMMEDIATE")
+        for name in users:
+            sessions += [row[0] for row in database.execute("SELECT session FROM sessions WHERE user = ?", (name,))]
+            database.execute("INSERT OR REPLACE INTO tombstones VALUES ('user', ?, 'forgotten', ?, 1)", (name, now))
+        add_tombstones(database, sessions, "forgotten", now)
     return sessions
 
 
-def bury(database: sqlite3.Connection, sessions: Collection[str], reason: str, now: float) -> None:
+def _erase_unless_locked(folder: Path, database: sqlite3.Connection, clock: Callable[[], float]) -> None:
+    """Erases what has tombstones, unless a process that holds the folder's lock will.
+
+    Whoever held the lock looks again after its release: another process may have added a tombstone and met the lock.
+    """
+    while True:
+        try:
+            lock = lock_folder(folder, f"{os.getpid()} forgets", FLAG)
+        except FolderInUse:
+            return
+        try:
+            recover(folder, database, clock())
+        finally:
+            os.close(lock)
+        if database.execute(TO_ERASE).fetchone() is None:
+            return
+
+
+def check_folder(folder: Path) -> None:
+    """Raises UserError for a traffic folder that has links, or turns and no database."""
+    if links := [path for path in (folder, *folder.rglob("*")) if path.is_symlink()]:
+        raise UserError(f"{links[0]} is a link; traffic is written into its own folder only, so give that one.")
+    if not (folder / NAME).exists() and any((folder / turn_files.FOLDER).glob("*/*")):
+        raise UserError(f"{folder} has turns and no {NAME}; restore it from a copy, or choose another folder.")
+
+
+def add_tombstones(database: sqlite3.Connection, sessions: Collection[str], reason: str, now: float) -> None:
     """Writes tombstones of sessions, inside the caller's transaction; an older one keeps its reason."""
     database.executemany(
         "INSERT INTO tombstones VALUES ('session', ?, ?, ?, 0) ON CONFLICT DO UPDATE SET erased = 0",
@@ -71,23 +100,40 @@ def bury(database: sqlite3.Connection, sessions: Collection[str], reason: str, n
     )
 
 
-def recover(folder: Path, database: sqlite3.Connection) -> None:
+def recover(folder: Path, database: sqlite3.Connection, now: float) -> None:
     """Deletes what killed processes left, and the sessions that have tombstones. The caller holds the folder's lock."""
-    erase(folder, database, {row[0] for row in database.execute(WAITING)})
+    erase(folder, database, now)
     ends = dict(database.execute("SELECT file, max(start + size) FROM turns GROUP BY file"))
-    for path in sorted((folder / turn_files.FOLDER).glob("*/*")):
-        match = re.fullmatch(r"(\d+)\.jsonl\.zst", path.name)
-        end = ends.get(f"{path.parent.name}/{match[1]}") if match else None
-        if end is None:
-            path.unlink()
-        elif path.stat().st_size > end:
-            os.truncate(path, end)
-    for path in (folder / turn_files.FOLDER).glob("*"):
-        if not any(path.iterdir()):
-            path.rmdir()
+    for day in _days(folder):
+        for path in _files(day):
+            end = ends.get(f"{day.name}/{path.name.partition('.')[0]}")  # a temporary file's name begins with "."
+            if end is None:
+                path.unlink()
+            elif path.stat().st_size > end:
+                os.truncate(path, end)
+        _remove_empty(day)
 
 
-WAITING = "SELECT name FROM tombstones WHERE kind = 'session' AND erased = 0"
+def _days(folder: Path) -> list[Path]:
+    """The folders of days. Links and foreign folders are left alone."""
+    turns = folder / turn_files.FOLDER
+    paths = [] if turns.is_symlink() else sorted(turns.glob("*"))
+    days = (path for path in paths if re.fullmatch(r"\d{4}-\d\d-\d\d", path.name))
+    return [path for path in days if path.is_dir() and not path.is_symlink()]
+
+
+def _files(day: Path) -> list[Path]:
+    """The files of turns of a day, and temporary ones. Links and foreign files are left alone."""
+    name = re.compile(r"\d{3,}\.jsonl\.zst|\.\d{3,}\.jsonl\.zst\.[0-9a-f]{8}")
+    return [path for path in sorted(day.iterdir()) if name.fullmatch(path.name) and not path.is_symlink()]
+
+
+def _remove_empty(day: Path) -> None:
+    if not any(day.iterdir()):
+        day.rmdir()
+
+
+TO_ERASE = "SELECT name FROM tombstones WHERE kind = 'session' AND erased = 0"
 """Sessions whose turns are still to be deleted."""
 
 
@@ -102,9 +148,11 @@ def expire(folder: Path, database: sqlite3.Connection, policy: TrafficPolicy, no
         database.execute("BEGIN IMMEDIATE")
         sessions = {row[0] for row in database.execute(old, (first_day,))}
         _delete_rows(database, sessions)
-    for path in (folder / turn_files.FOLDER).glob("*"):
-        if path.name < first_day:
-            shutil.rmtree(path)
+    for day in _days(folder):
+        if day.name < first_day:
+            for path in _files(day):
+                path.unlink()
+            _remove_empty(day)
     _overwrite_log(database)
     return len(sessions)
 
@@ -114,46 +162,76 @@ def day_of(time: float) -> str:
     return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d")
 
 
-def erase(folder: Path, database: sqlite3.Connection, sessions: Collection[str]) -> None:
-    """Deletes the turns and rows of sessions that have tombstones. The caller holds the folder's lock."""
-    if not sessions:
-        return
-    find = "SELECT DISTINCT file FROM turns WHERE session = ?"
-    files = {row[0] for session in sessions for row in database.execute(find, (session,))}
-    copies = {name: list(_copy_without(folder, database, name, sessions)) for name in sorted(files)}
-    with database:
-        database.execute("BEGIN IMMEDIATE")
-        for name, frames in copies.items():
+def erase(folder: Path, database: sqlite3.Connection, now: float) -> bool:
+    """Deletes the turns and rows of sessions that have tombstones; returns whether there were any.
+
+    A session with a turn that cannot be read gets a tombstone too. The caller holds the folder's lock.
+    """
+    has_erased = False
+    while sessions := {row[0] for row in database.execute(TO_ERASE)}:
+        find = "SELECT DISTINCT file FROM turns WHERE session = ?"
+        files = {row[0] for session in sessions for row in database.execute(find, (session,))}
+        for name in sorted(files):
+            _erase_in_file(folder, database, name, sessions, now)
+        with database:
+            database.execute("BEGIN IMMEDIATE")
+            _delete_rows(database, sessions)
+            done = "UPDATE tombstones SET erased = 1 WHERE kind = 'session' AND name = ?"
+            database.executemany(done, [(session,) for session in sessions])
+        has_erased = True
+    if has_erased:
+        _overwrite_log(database)
+    return has_erased
+
+
+def _erase_in_file(
+    folder: Path, database: sqlite3.Connection, name: str, sessions: Collection[str], now: float
+) -> None:
+    """Replaces a file by a copy without the turns of some sessions, which have tombstones."""
+    copy = next_file(folder, name.partition("/")[0])
+    try:
+        with database:
+            database.execute("BEGIN IMMEDIATE")
+            frames, broken = _copy_without(folder, database, name, copy, sessions)
             database.executemany("UPDATE turns SET file = ?, start = ?, size = ? WHERE file = ? AND start = ?", frames)
             database.execute("DELETE FROM turns WHERE file = ?", (name,))
-        _delete_rows(database, sessions)
-        done = "UPDATE tombstones SET erased = 1 WHERE kind = 'session' AND name = ?"
-        database.executemany(done, [(session,) for session in sessions])
-    for name in files:
-        turn_files.path_of(folder, name).unlink(missing_ok=True)
-    _overwrite_log(database)
+            add_tombstones(database, broken, "dropped", now)
+    except BaseException:
+        turn_files.path_of(folder, copy).unlink(missing_ok=True)
+        raise
+    turn_files.path_of(folder, name).unlink(missing_ok=True)
 
 
 def _copy_without(
-    folder: Path, database: sqlite3.Connection, name: str, sessions: Collection[str]
-) -> Iterator[tuple[str, int, int, str, int]]:
-    """Copies a file without the turns of some sessions; yields (copy, start, size, file, its start) of each frame."""
+    folder: Path, database: sqlite3.Connection, name: str, copy: str, sessions: Collection[str]
+) -> tuple[list[tuple[str, int, int, str, int]], set[str]]:
+    """Copies a file without the turns of some sessions.
+
+    Returns (copy, start, size, file, its start) of each frame, and the other sessions that have a frame which cannot
+    be read.
+    """
     rows = database.execute("SELECT start, size, session FROM turns WHERE file = ? ORDER BY start", (name,)).fetchall()
-    concerned = {start for start, _, session in rows if session in sessions}
-    copy, end = next_file(folder, name.partition("/")[0]), 0
+    frames, broken, end = [], set(), 0
     if all(session in sessions for *_, session in rows):
-        return
+        return frames, broken
     with open_atomically(turn_files.path_of(folder, copy)) as target:
         for start, size in sorted({row[:2] for row in rows}):
-            frame = turn_files.read_frame(folder, name, start, size)
-            if start in concerned:
-                turns = turn_files.unpack(frame, f"{name} at byte {start}")
-                others = [turn for turn in turns if turn.session not in sessions]
-                frame = turn_files.pack(others) if others else b""
+            concerned = {session for at, _, session in rows if at == start}
+            try:
+                frame = turn_files.read_frame(folder, name, start, size)
+                if not concerned.isdisjoint(sessions):
+                    turns = turn_files.unpack(frame, f"{name} at byte {start}")
+                    others = [turn for turn in turns if turn.session not in sessions]
+                    frame = turn_files.pack(others) if others else b""
+            except (FileNotFoundError, UserError) as error:
+                logging.error("traffic: the sessions of a frame that cannot be read are dropped: %s", error)
+                broken |= concerned.difference(sessions)
+                continue
             if frame:
                 target.write(frame)
-                yield copy, end, len(frame), name, start
+                frames.append((copy, end, len(frame), name, start))
                 end += len(frame)
+    return frames, broken
 
 
 def next_file(folder: Path, day: str) -> str:

@@ -65,6 +65,13 @@ def append(folder: Path, name: str, frame: bytes, at: int) -> None:
         os.fsync(file)
     finally:
         os.close(file)
+    if at == 0:  # a new file: its name, and that of a new day
+        for folder in (path.parent, path.parent.parent):
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
 
 
 def read_turns(folder: Path, frames: Iterable[tuple[str, int, int]], ids: Collection[str]) -> Iterator[SampledTurn]:

@@ -58,7 +58,8 @@ class TrafficLimits:
     queue_bytes: int = 256 << 20
     """Of turns that wait; a session whose turn does not fit is dropped."""
     batch_turns: int = 64
-    """Turns that are written at once."""
+    batch_ids: int = 1 << 16
+    """Turns that are written at once: so many, or as many as have so many ids."""
     flush_seconds: float = 1.0
     """A turn waits so long for others."""
     busy_seconds: float = BUSY_SECONDS
@@ -157,7 +158,7 @@ class TrafficWriter:
         try:
             self.policy = claim_policy(self.folder, policy_file, fingerprint)
             with contextlib.closing(open_database(self.folder)) as database:
-                retention.recover(self.folder, database)
+                retention.recover(self.folder, database, clock())
                 self._expired = clock()
                 retention.expire(self.folder, database, self.policy, self._expired)
                 with database:
@@ -173,7 +174,8 @@ class TrafficWriter:
         self._batch: list[FinishedTurn] = []
         self._queued_bytes, self._last_time = 0, 0.0
         self._dropping: set[str] = set()
-        self._closing = self._stopped = False
+        self._unconsented: set[tuple[str, str]] = set()
+        self._closing = self._stopped = self._has_more = self._has_ended = False
         self._logged: set[str] = set()
         self._open: OrderedDict[str, _OpenSession] = OrderedDict()
         self._ends: dict[str, tuple[str, int]] = {}
@@ -200,17 +202,22 @@ class TrafficWriter:
         answer: its id in OpenAI's API. tools: those that it declares.
         """
         consent = self.consent(key, headers)
-        if not session or consent == "none" or self._stopped or not self.policy.is_sampled(session):
+        if not session or self._stopped or not self.policy.is_sampled(session):
             return None
         hashed = self.policy.hash
+        owner = hashed(f"key {key}")
+        if consent == "none":
+            self._drop_if_stored(session, owner)
+            return None
         record = SessionRecord(
             session,
-            hashed(f"key {key}"),
-            hashed(headers.user or f"key {key}"),
+            owner,
+            hashed(f"user {headers.user}") if headers.user else owner,
             hashed(f"repository {headers.repository}") if headers.repository else "",
             self.policy.organisation(key),
             self._clock(),
             self._arm,
+            self.policy.text_hash,
         )
         declared = hashlib.sha256(json.dumps(tools, sort_keys=True).encode()).hexdigest()[:16] if tools else ""
         return TurnRequest(record, consent, headers.kind, answer, declared, time.perf_counter())
@@ -227,7 +234,13 @@ class TrafficWriter:
         """Queues an answer that has ended, or drops its session. params, seed: how it was sampled."""
         seconds, session = time.perf_counter() - request.started, request.record.session
         with self._condition:
-            if self._closing or self._stopped or session in self._dropping:
+            if self._stopped or session in self._dropping:
+                return
+            if self._closing:
+                self._drop({session})
+                self._log("an answer ended after the server")
+                if self._has_ended:
+                    self._drop_late()
                 return
             self._last_time = max(self._last_time, self._clock())  # clocks may go backwards, sessions do not
             turn = FinishedTurn(request, choice, prompt, sample, params, seed, self._last_time, seconds)
@@ -240,7 +253,7 @@ class TrafficWriter:
             if len(self._queue) >= limits.batch_turns:
                 self._condition.notify()
 
-    def find_request(self, session: str) -> SessionRecord | None:
+    def find_queued(self, session: str) -> SessionRecord | None:
         """Returns the record of a session of which a turn waits to be written, or None."""
         with self._condition:
             turns = itertools.chain(self._batch, self._queue)
@@ -258,6 +271,23 @@ class TrafficWriter:
             os.close(self._lock)
             self._lock = -1
 
+    def _drop_if_stored(self, session: str, owner: str) -> None:
+        """Drops a session of which a request comes without consent, which would be a hole in it."""
+        with self._condition:
+            if (queued := self.find_queued(session)) is None:
+                self._unconsented.add((session, owner))  # the thread looks whether the session is stored
+                self._stop_if_full()
+            elif queued.owner == owner:
+                self._drop({session})
+
+    def _drop_late(self) -> None:
+        """Writes the tombstones of dropped sessions after the thread's end; the caller holds the condition."""
+        try:
+            with contextlib.closing(open_database(self.folder, busy_seconds=self.limits.busy_seconds)) as database:
+                self._write_tombstones(database)
+        except sqlite3.Error as error:
+            self._log(str(error))
+
     def _drop(self, sessions: set[str]) -> None:
         """Drops sessions; the caller holds the condition."""
         new = sessions - self._dropping
@@ -265,7 +295,10 @@ class TrafficWriter:
         self.counts.dropped_sessions += len(new)
         self._queued_bytes -= sum(turn.nbytes for turn in self._queue if turn.session in new)
         self._queue = deque(turn for turn in self._queue if turn.session not in new)
-        if len(self._dropping) > self.limits.dropped_sessions:
+        self._stop_if_full()
+
+    def _stop_if_full(self) -> None:
+        if max(len(self._dropping), len(self._unconsented)) > self.limits.dropped_sessions:
             self._stopped = True
             self._log("too many sessions were dropped that the disk has not noted; nothing is written any more")
 
@@ -283,8 +316,9 @@ class TrafficWriter:
             started = time.thread_time()
             try:
                 database = database or open_database(self.folder, busy_seconds=self.limits.busy_seconds)
+                self._drop_unconsented(database)
                 self._write(database)
-            except (OSError, sqlite3.Error, UserError) as error:
+            except Exception as error:  # whatever it is, the thread goes on with other sessions
                 self._forget_state(error)
                 with self._condition:
                     self._drop({turn.session for turn in self._batch})
@@ -294,7 +328,7 @@ class TrafficWriter:
             try:
                 if database is not None and (is_last or time.monotonic() >= tidy_after):
                     self._tidy(database, is_last)
-            except (OSError, sqlite3.Error, UserError) as error:
+            except Exception as error:
                 self._forget_state(error)
                 tidy_after = time.monotonic() + RETRY_SECONDS
             self.thread_seconds += time.thread_time() - started
@@ -308,10 +342,16 @@ class TrafficWriter:
         limits = self.limits
         with self._condition:
             self._condition.wait_for(
-                lambda: self._closing or len(self._queue) >= limits.batch_turns, limits.flush_seconds
+                lambda: self._closing or len(self._queue) >= limits.batch_turns,
+                0.0 if self._has_more else limits.flush_seconds,
             )
-            self._batch = [self._queue.popleft() for _ in range(min(len(self._queue), limits.batch_turns))]
-            return self._closing and not self._queue
+            ids = 0
+            while self._queue and len(self._batch) < limits.batch_turns and ids < limits.batch_ids:
+                self._batch.append(self._queue.popleft())
+                ids += len(self._batch[-1].prompt) + len(self._batch[-1].sample.tokens)
+            self._has_more = bool(self._queue)
+            self._has_ended = self._closing and not self._queue
+            return self._has_ended
 
     def _forget_state(self, error: Exception) -> None:
         """After an error the thread knows no more than the disk."""
@@ -319,37 +359,73 @@ class TrafficWriter:
         self._ends.clear()
         self._log(str(error))
 
+    def _drop_unconsented(self, database: sqlite3.Connection) -> None:
+        """Drops the sessions among those without consent that are stored."""
+        with self._condition:
+            asked = [*self._unconsented]
+        query = "SELECT session FROM sessions WHERE session = ? AND owner = ?"
+        stored = {row[0] for one in asked for row in database.execute(query, one)}
+        with self._condition:
+            self._unconsented.difference_update(asked)
+            self._drop(stored)
+
     def _write(self, database: sqlite3.Connection) -> None:
-        """Writes the batch: a frame for each day, and one transaction."""
-        rows: dict[str, list[tuple[SampledTurn, TreeNode]]] = {}
+        """Writes the batch: one transaction for its sessions; frames, one for each day, and one that names them."""
         if not self._batch:
             return
         with database:
+            database.execute("BEGIN IMMEDIATE")
+            found = [(self._find_session(database, turn), turn) for turn in self._batch]
+        rows = self._rows([(opened, turn) for opened, turn in found if opened is not None])
+        count = 0
+        with database:
             database.execute("BEGIN IMMEDIATE")  # from here on nobody can forget a user whom the thread does not see
-            for i, turn in enumerate(self._batch, 1):
-                if turn.session not in self._dropping and (opened := self._find_session(database, turn)) is not None:
-                    rows.setdefault(opened.day, []).append(self._row(opened, turn))
-                if i % PAUSE_TURNS == 0:
-                    time.sleep(PAUSE_SECONDS)
+            query = "SELECT 1 FROM tombstones WHERE kind = 'session' AND name = ?"
             for day, turns in rows.items():
-                frame = turn_files.pack(row for row, _ in turns)
-                name, at = self._ends.get(day) or self._find_end(database, day)
-                turn_files.append(self.folder, name, frame, at)
-                self._ends[day] = (name, at + len(frame))
-                places = [
-                    (row.id, row.session, name, at, len(frame), node.tokens, node.hash, row.has_secret)
-                    for row, node in turns
-                ]
-                database.executemany("INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?)", places)
-        self.counts.written_turns += sum(map(len, rows.values()))
+                sessions = {row.session for row, _ in turns} - self._dropping
+                sessions = {one for one in sessions if database.execute(query, (one,)).fetchone() is None}
+                if kept := [(row, node) for row, node in turns if row.session in sessions]:
+                    self._write_frame(database, day, kept)
+                    count += len(kept)
+        self.counts.written_turns += count
         nodes = sum(one.tree.size for one in self._open.values())
         while len(self._open) > self.limits.open_sessions or nodes > self.limits.open_nodes:
             nodes -= self._open.popitem(last=False)[1].tree.size
 
+    def _rows(self, turns: Sequence[tuple["_OpenSession", FinishedTurn]]) -> dict[str, list["_Row"]]:
+        """Day -> turns as they are written. Searches for secrets, which takes long, so that nothing may be locked."""
+        rows: dict[str, list[_Row]] = {}
+        for i, (opened, turn) in enumerate(turns, 1):
+            if turn.session in self._dropping:
+                continue
+            try:
+                rows.setdefault(opened.day, []).append(self._row(opened, turn))
+            except Exception as error:  # such as of a tokenizer: other sessions are written
+                self._log(f"a turn cannot be written ({error!r})")
+                with self._condition:
+                    self._drop({turn.session})
+            if i % PAUSE_TURNS == 0:
+                time.sleep(PAUSE_SECONDS)
+        return rows
+
+    def _write_frame(self, database: sqlite3.Connection, day: str, turns: Sequence["_Row"]) -> None:
+        """Appends a frame of turns to the files of a day, and their places to the caller's transaction."""
+        frame = turn_files.pack(row for row, _ in turns)
+        name, at = self._ends.get(day) or self._find_end(database, day)
+        turn_files.append(self.folder, name, frame, at)
+        self._ends[day] = (name, at + len(frame))
+        if at + len(frame) >= turn_files.MOST_FILE_BYTES:
+            del self._ends[day]
+        places = [
+            (row.id, row.session, name, at, len(frame), node.tokens, node.hash, row.has_secret) for row, node in turns
+        ]
+        database.executemany("INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?)", places)
+
     def _find_end(self, database: sqlite3.Connection, day: str) -> tuple[str, int]:
         """The file of a day that gets the next frame, and where."""
-        query = "SELECT file, max(start + size) FROM turns WHERE file LIKE ? GROUP BY file ORDER BY length(file), file"
-        files = database.execute(query, (f"{day}/%",)).fetchall()
+        query = """SELECT file, max(start + size) FROM turns WHERE file > ? AND file < ?
+          GROUP BY file ORDER BY length(file), file"""
+        files = database.execute(query, (f"{day}/", f"{day}0")).fetchall()  # "0" is the character after "/"
         return (
             files[-1]
             if files and files[-1][1] < turn_files.MOST_FILE_BYTES
@@ -357,26 +433,34 @@ class TrafficWriter:
         )
 
     def _find_session(self, database: sqlite3.Connection, turn: FinishedTurn) -> "_OpenSession | None":
-        """The session of a turn; None if it has a tombstone, or belongs to another key."""
+        """The session of a turn; None if it has a tombstone, or belongs to another key or user."""
         record = turn.request.record
         opened = self._open.get(turn.session)
-        if opened is None:
-            row = open_session(database, record, self.run)
-            if row is not None and row[-1]:
-                retention.bury(database, [turn.session], "interrupted", turn.time)
-                self.counts.dropped_sessions += 1
-                row = None
-            if row is not None:
+        if opened is None and (row := open_session(database, record, self.run)) is not None:
+            owner, user, day, was_interrupted = row
+            if was_interrupted:
+                self._add_tombstone(database, turn, "interrupted")
+            else:
                 query = "SELECT id, tokens, hash, has_secret FROM turns WHERE session = ? ORDER BY rowid"
                 nodes = (TreeNode(*node) for node in database.execute(query, (turn.session,)))
-                opened = self._open[turn.session] = _OpenSession(row[0], row[1], ConversationTree(nodes))
+                opened = self._open[turn.session] = _OpenSession(owner, user, day, ConversationTree(nodes))
+        if opened is not None and opened.owner == record.owner and opened.user != record.user:
+            self._add_tombstone(database, turn, "dropped")  # the other user's words would come back in later prompts
+            del self._open[turn.session]
+            opened = None
         if opened is None or opened.owner != record.owner:
             self.counts.refused_turns += 1
             return None
         self._open.move_to_end(turn.session)
         return opened
 
-    def _row(self, opened: "_OpenSession", turn: FinishedTurn) -> tuple[SampledTurn, TreeNode]:
+    def _add_tombstone(self, database: sqlite3.Connection, turn: FinishedTurn, reason: str) -> None:
+        """Gives the session of a turn a tombstone, inside the caller's transaction."""
+        retention.add_tombstones(database, [turn.session], reason, turn.time)
+        with self._condition:
+            self.counts.dropped_sessions += 1
+
+    def _row(self, opened: "_OpenSession", turn: FinishedTurn) -> "_Row":
         """A turn as it is written, and its end, which the tree gets."""
         request, sample, params, prompt = turn.request, turn.sample, turn.params, turn.prompt
         parent, digest = opened.tree.find_parent(prompt, sample.tokens)
@@ -412,25 +496,30 @@ class TrafficWriter:
 
     def _tidy(self, database: sqlite3.Connection, is_last: bool) -> None:
         """Writes tombstones of dropped sessions, deletes what has one, and what is too old."""
-        now, dropped = self._clock(), set(self._dropping)
-        if dropped:
-            with database:
-                database.execute("BEGIN IMMEDIATE")
-                retention.bury(database, dropped, "dropped", now)
-            with self._condition:
-                self._dropping -= dropped
-        waiting = {row[0] for row in database.execute(retention.WAITING)}
-        if waiting:
-            retention.erase(self.folder, database, waiting)
-        if expires := now - self._expired >= DAY_SECONDS:
+        now = self._clock()
+        self._write_tombstones(database)
+        has_erased = retention.erase(self.folder, database, now)
+        if expires := not 0 <= now - self._expired < DAY_SECONDS:  # also after the clock was set back
             retention.expire(self.folder, database, self.policy, now)
             self._expired = now
-        if waiting or expires:
+        if has_erased or expires:
             self._open.clear()
             self._ends.clear()
         if is_last and not self._stopped:
             with database:
                 database.execute("UPDATE runs SET closed = 1 WHERE run = ?", (self.run,))
+
+    def _write_tombstones(self, database: sqlite3.Connection) -> None:
+        """Writes the tombstones of dropped sessions."""
+        with self._condition:
+            dropped = set(self._dropping)
+        if not dropped:
+            return
+        with database:
+            database.execute("BEGIN IMMEDIATE")
+            retention.add_tombstones(database, dropped, "dropped", self._clock())
+        with self._condition:
+            self._dropping -= dropped
 
 
 @dataclasses.dataclass
@@ -438,44 +527,47 @@ class _OpenSession:
     """A session whose turns' ends are in memory."""
 
     owner: str
+    user: str
     day: str
     tree: ConversationTree
 
 
-def open_session(database: sqlite3.Connection, record: SessionRecord, run: int) -> tuple[str, str, bool] | None:
-    """Returns (owner, day, whether a server was killed in it) of a session, and adds its row if it has none.
+_Row = tuple[SampledTurn, TreeNode]
+"""A turn as it is written, and its end."""
+
+
+def open_session(database: sqlite3.Connection, record: SessionRecord, run: int) -> tuple[str, str, str, bool] | None:
+    """Returns (owner, user, day, whether a server was killed in it) of a session, and adds its row if it has none.
 
     None if the session has a tombstone, or its user was forgotten after it opened. Inside the caller's transaction.
 
     run: of the server that writes.
     """
-    buried = """SELECT 1 FROM tombstones WHERE (kind = 'session' AND name = ?)
+    has_tombstone = """SELECT 1 FROM tombstones WHERE (kind = 'session' AND name = ?)
       OR (kind = 'user' AND name = ? AND time >= ?)"""
-    if database.execute(buried, (record.session, record.user, record.opened)).fetchone():
+    if database.execute(has_tombstone, (record.session, record.user, record.opened)).fetchone():
         return None
-    find = (
-        "SELECT owner, day, run NOT IN (SELECT run FROM runs WHERE closed OR run = ?) FROM sessions WHERE session = ?"
-    )
+    find = """SELECT owner, user, day, run NOT IN (SELECT run FROM runs WHERE closed OR run = ?) FROM sessions
+      WHERE session = ?"""
     row = database.execute(find, (run, record.session)).fetchone()
     if row is None:
-        row = (record.owner, retention.day_of(record.opened), False)
-        values = (*dataclasses.astuple(record), row[1], run)
-        database.execute("INSERT INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
-    elif not row[2]:
+        row = (record.owner, record.user, retention.day_of(record.opened), False)
+        values = (*dataclasses.astuple(record), row[2], run)
+        database.execute("INSERT INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
+    elif not row[3]:
         database.execute("UPDATE sessions SET run = ? WHERE session = ? AND run != ?", (run, record.session, run))
-    return row[0], row[1], bool(row[2])
+    return row[0], row[1], row[2], bool(row[3])
 
 
 def _claim_folder(folder: Path) -> int:
-    """Creates and locks a traffic folder. Raises UserError for a foreign folder, or one with links."""
+    """Creates and locks a traffic folder. Raises UserError for a foreign folder, and as retention.check_folder."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        entries = [folder, *folder.rglob("*")]
+        retention.check_folder(folder)
+        names = {path.name for path in folder.iterdir()} - {".lock"}
+        if names and policy.NAME not in names and not all(name.startswith(f".{policy.NAME}.") for name in names):
+            raise UserError(f"{folder} is not empty and has no {policy.NAME}; choose another --traffic.")
+        folder.chmod(0o700)  # nobody else reaches the files in it, whatever their modes
     except OSError as error:
         raise UserError(f"cannot use {folder}: {error.strerror}; choose another --traffic.") from error
-    if links := [path for path in entries if path.is_symlink()]:
-        raise UserError(f"{links[0]} is a link; traffic is written into its own folder only, so give that one.")
-    names = {path.name for path in folder.iterdir()} - {".lock"}
-    if names and policy.NAME not in names and not all(name.startswith(f".{policy.NAME}.") for name in names):
-        raise UserError(f"{folder} is not empty and has no {policy.NAME}; choose another --traffic.")
     return lock_folder(folder, f"{os.getpid()} serves", retention.FLAG)

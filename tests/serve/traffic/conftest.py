@@ -6,8 +6,11 @@ import json
 import httpx2 as httpx
 import pytest
 
+from composer_jax.data.chat.sampling_params import SamplingParams
+from composer_jax.sampler.policy import Sample
 from composer_jax.serve.app import new_app
 from composer_jax.serve.service import ServerLimits, Service
+from composer_jax.serve.traffic.consent import TrafficHeaders
 from composer_jax.serve.traffic.folder import TrafficFolder
 from composer_jax.serve.traffic.writer import TrafficLimits, TrafficWriter
 from tests.serve.conftest import running
@@ -85,6 +88,14 @@ class Asker:
     def events(self, *events, session="s", key=""):
         rows = [{"session": session, **event} for event in events]
         return self.post("/events", {"events": rows}, "", "", key)
+
+
+def offer(writer, session, prompt=(1, 2), user="", request=None):
+    """Gives a writer a turn, or the end of a request."""
+    headers = TrafficHeaders("training", user=user)
+    request = request or writer.open_request("k", session, headers, "cmpl-" + "0" * 24, ())
+    sample = Sample([9, 8], [-1.0, -1.0], [0, 0], "stop", [-1.0, -1.0])
+    writer.offer(request, 0, [*prompt], sample, SamplingParams(4), 0)
 
 
 def stored(folder):

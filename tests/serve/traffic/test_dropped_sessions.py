@@ -6,10 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+from composer_jax.serve.traffic.consent import TrafficHeaders
 from composer_jax.serve.traffic.folder import TrafficFolder
 from composer_jax.serve.traffic.writer import TrafficLimits
 from tests.serve.test_control import wait_until
-from tests.serve.traffic.conftest import stored
+from tests.serve.traffic.conftest import offer, stored
 from tests.stages.base_model import write_base
 
 ROOT = Path(__file__).parents[3]
@@ -74,6 +75,36 @@ def test_a_database_that_stays_locked_drops_sessions_and_answers_go_on(served, t
         server.ask([1, 2], "after")
         assert server.events({"id": "a", "kind": "follow_up"}, session="before").status_code == 200
     assert {*stored(folder)} == {"before", "after"}
+
+
+def test_a_turn_that_cannot_be_decoded_drops_its_session_only(text, new_writer, folder, monkeypatch):
+    writer, decode = new_writer(), text.tokenizer.decode
+
+    def fail(ids):
+        if 7 in ids:
+            raise ValueError("no such token")
+        return decode(ids)
+
+    monkeypatch.setattr(text.tokenizer, "decode", fail)
+    offer(writer, "bad", prompt=[7])
+    offer(writer, "good")
+    wait_until(lambda: writer.counts.written_turns == 1)
+    offer(writer, "bad")
+    writer.close()
+    assert {*stored(folder)} == {"good"} and TrafficFolder(folder).is_forgotten("bad")
+
+
+def test_an_answer_that_ends_after_the_writer_drops_its_session(new_writer, folder):
+    writer = new_writer()
+    request = writer.open_request("k", "s", TrafficHeaders("training"), "cmpl-" + "0" * 24, ())
+    offer(writer, "s")
+    offer(writer, "other")
+    writer.close()
+    assert {*stored(folder)} == {"s", "other"}
+    offer(writer, "s", request=request)
+    assert {*stored(folder)} == {"other"}
+    new_writer(file="").close()
+    assert TrafficFolder(folder).is_forgotten("s")
 
 
 FULL = """

@@ -78,8 +78,9 @@ def test_an_event_of_another_form_is_refused(open_server, fields):
     assert answer.status_code == 400 and answer.json()["error"]["message"].endswith(".")
 
 
-def test_too_many_events_of_a_request_are_refused(open_server):
-    assert open_server[0].events(*map(event, range(101)), key="k1").status_code == 400
+@pytest.mark.parametrize("count", [0, 101])
+def test_a_request_has_between_one_and_a_hundred_events(open_server, count):
+    assert open_server[0].events(*map(event, range(count)), key="k1").status_code == 400
 
 
 def test_a_burst_of_ten_thousand_is_bounded(open_server, folder):
@@ -107,11 +108,30 @@ def test_rates_are_per_server_key_and_session():
             limit.take(kind, "a", 1)
 
 
+def test_a_key_that_sends_too_much_takes_nothing_from_others(open_server):
+    server, writer = open_server
+    server.service.events.limit = events_module.RateLimit(lambda: 0.0)
+    server.ask([1, 2], "t", key="k2")
+    for _ in range(RATES["server"][0] // 100):
+        server.events(*map(event, range(100)), session="t", key="k2")
+    assert server.events(event(0), key="k1").status_code == 200
+
+
+def test_large_events_count_for_more(open_server):
+    server, _ = open_server
+    server.service.events.limit = events_module.RateLimit(lambda: 0.0)
+    large = [event(i, "shown", payload={"hunks": ["0" * 64] * 1000}) for i in range(5)]
+    assert [server.events(one, key="k1").status_code for one in large] == [200] * 4 + [429]
+
+
 def test_a_session_holds_a_bounded_number_of_events(open_server, monkeypatch):
     monkeypatch.setattr(events_module, "MOST_SESSION_EVENTS", 3)
     server, _ = open_server
     assert server.events(event(0), event(1), key="k1").status_code == 200
     assert server.events(event(2), event(3), key="k1").status_code == 429
+    large = event(2, "shown", payload={"hunks": ["0" * 64] * 10})
+    assert server.events(large, key="k1").status_code == 429
+    assert server.events(event(2), key="k1").status_code == 200
 
 
 def test_ages_are_capped(served, text, folder, new_writer):
@@ -137,5 +157,5 @@ def test_ages_are_capped(served, text, folder, new_writer):
 
 def test_a_server_without_traffic_takes_no_events(scripted, text):
     with scripted(lambda context: []) as (url, _):
-        answer = httpx.post(f"{url}/events", json={"events": []})
+        answer = httpx.post(f"{url}/events", json={"events": [{**event(0), "session": "s"}]})
         assert answer.status_code == 403 and "--traffic" in answer.json()["error"]["message"]

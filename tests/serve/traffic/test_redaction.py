@@ -19,6 +19,34 @@ def test_planted_secrets_are_found_and_removed():
 @pytest.mark.parametrize(
     "text",
     [
+        "password=hunter2xyz",
+        "  DB_PASSWORD=hunter2abc",
+        "docker run -e API_KEY=abcdef123456 image",
+        "ENV API_KEY=abc123def",
+        "db_password: hunter2xyz",
+        "aws_secret_access_key = wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
+        "token: 4c509789a1b2c3d4e5f60718293a4b5c",
+        "authorization: bearer abcdefghijklmnop1234",
+        "Authorization: Basic YWxhZGRpbjpvcGVuc2VzYW1l",
+        "AccountKey=Zm9vYmFyYmF6cXV4Zm9vYmFyYmF6cXV4Zm9vYmFy==;",
+        "-----BEGIN PGP PRIVATE KEY BLOCK-----",
+        "https://hooks.slack.com/services/T00000000/B00000000/XXXXXXXXXXXXXXXXXXXXXXXX",
+    ],
+)
+def test_forms_without_quotes_are_found(text):
+    assert has_secret(text) and "[secret]" in redact(text)
+
+
+def test_a_text_that_begins_a_token_again_and_again_is_searched_in_one_pass():
+    assert not has_secret("eyJ-" * 250_000)  # 10^11 steps, if each beginning were followed to the end
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "max_tokens=4096, token_ids = prompt[2:10]",
+        "tokens: np.float32 = token_table[i1](text2)",
+        "secret = load2(path)",
         "token = tokenizer.next_token(position)",
         "password: str = field(default='')",
         "commit 4c509789a1b2c3d4e5f60718293a4b5c6d7e8f90",

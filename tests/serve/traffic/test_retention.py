@@ -10,9 +10,12 @@ import pytest
 from composer_jax.errors import UserError
 from composer_jax.serve.traffic.database import open_database
 from composer_jax.serve.traffic.folder import TrafficFolder
-from composer_jax.serve.traffic.retention import forget
+from composer_jax.serve.traffic.policy import read_policy
+from composer_jax.serve.traffic.retention import add_tombstones, erase, expire, forget, recover
+from composer_jax.serve.traffic.writer import TrafficLimits
 from tests.serve.test_control import wait_until
-from tests.serve.traffic.conftest import all_bytes, stored
+from tests.serve.traffic.conftest import all_bytes, offer, stored
+from tests.serve.traffic.test_dropped_sessions import locked
 from tests.serve.traffic.test_killed_writer import rows_of
 
 DAY = 86_400
@@ -54,6 +57,78 @@ def test_a_forgotten_user_is_in_no_later_read_and_in_no_file(fill, folder, by):
         for table in ("sessions", "turns", "events", "labels"):
             assert gone.isdisjoint(row[0] for row in database.execute(f"SELECT session FROM {table}"))
     assert not any(b"alice" in data for data in all_bytes(folder).values())
+
+
+def test_users_are_forgotten_by_any_name_and_by_their_key(served, text, folder):
+    with served(lambda context: [9, *text.end_tokens[:1]]) as (server, _):
+        for session, key, user in (("a", "", "\xe9lise"), ("b", "k", ""), ("c", "", "key k"), ("d", "l", "")):
+            server.ask([1, 2], session, key=key, headers={"X-User-ID": user})
+    assert forget(folder, user="\xe9lise") == ["a"]
+    assert forget(folder, user="k") == ["b"]
+    assert {*stored(folder)} == {"c", "d"}
+
+
+def test_what_is_forgotten_while_another_process_forgets_is_deleted(fill, folder, monkeypatch):
+    fill()
+
+    def erase_late(folder, database, now):
+        monkeypatch.undo()
+        recover(folder, database, now)
+        assert forget(folder, session="b") == ["b"]  # it meets the lock
+
+    monkeypatch.setattr("composer_jax.serve.traffic.retention.recover", erase_late)
+    forget(folder, user="alice")
+    assert not [*folder.glob("turns/*/*")]
+
+
+def test_a_database_that_is_locked_keeps_no_copies_and_is_a_sentence(fill, folder, monkeypatch):
+    fill()
+    (file,) = folder.glob("turns/*/*")
+    with contextlib.closing(open_database(folder, busy_seconds=0.0)) as database:
+        with database:
+            add_tombstones(database, ["b"], "forgotten", 1.0)
+        with locked(folder):
+            for _ in range(3):
+                with pytest.raises(sqlite3.OperationalError):
+                    erase(folder, database, 1.0)
+            monkeypatch.setitem(open_database.__kwdefaults__, "busy_seconds", 0.0)
+            with pytest.raises(UserError, match="locked"):
+                forget(folder, session="a1")
+        assert [*folder.glob("turns/*/*")] == [file]
+
+
+def test_a_copy_that_is_not_named_is_deleted(fill, folder, monkeypatch):
+    fill()
+    (file,) = folder.glob("turns/*/*")
+
+    def fail(*_):
+        raise sqlite3.OperationalError("disk I/O error")
+
+    monkeypatch.setattr("composer_jax.serve.traffic.retention.add_tombstones", fail)
+    with contextlib.closing(open_database(folder)) as database:
+        with database:
+            add_tombstones(database, ["b"], "forgotten", 1.0)
+        with pytest.raises(sqlite3.OperationalError):
+            erase(folder, database, 1.0)
+    assert [*folder.glob("turns/*/*")] == [file]
+
+
+@pytest.mark.parametrize("damage", ["change", "delete"])
+def test_a_broken_frame_drops_its_sessions_and_no_other(new_writer, folder, damage):
+    writer = new_writer(TrafficLimits(flush_seconds=600.0, batch_turns=2))
+    for session in "abcd":  # two frames
+        offer(writer, session)
+    writer.close()
+    (file,) = folder.glob("turns/*/*")
+    data = bytearray(file.read_bytes())
+    data[20] ^= 255
+    if damage == "change":
+        file.write_bytes(data)
+    else:
+        file.unlink()
+    assert forget(folder, session="b") == ["b"]
+    new_writer().close()
+    assert {*stored(folder)} == ({"c", "d"} if damage == "change" else set())
 
 
 def test_a_server_deletes_what_another_process_forgets(served, text, folder):
@@ -147,6 +222,57 @@ def test_links_are_refused(new_writer, folder, tmp_path, place):
     with pytest.raises(UserError, match="is a link"):
         new_writer()
     assert list(outside.iterdir()) == []
+
+
+def test_nobody_deletes_files_that_no_server_wrote(fill, new_writer, folder, tmp_path):
+    outside = tmp_path / "outside" / "2000-01-01"
+    outside.mkdir(parents=True)
+    foreign = [outside / "000.jsonl.zst", tmp_path / "foreign" / "turns" / "mine" / "thesis.txt"]
+    foreign[1].parent.mkdir(parents=True)
+    for path in foreign:
+        path.write_text("mine")
+    with pytest.raises(UserError, match="no traffic folder"):
+        forget(tmp_path / "foreign", session="s")
+    assert {path.name for path in (tmp_path / "foreign").iterdir()} == {"turns"}
+    fill()
+    os.symlink(outside, folder / "turns" / "2000-01-01")
+    with pytest.raises(UserError, match="is a link"):
+        forget(folder, session="a1")
+    foreign.append(next(folder.glob("turns/2*/000*")).parent / "notes.txt")
+    foreign[2].write_text("mine")
+    os.symlink(foreign[0], foreign[2].parent / "007.jsonl.zst")
+    with contextlib.closing(open_database(folder)) as database:  # links that are made while a server runs
+        recover(folder, database, 1e12)
+        expire(folder, database, read_policy(folder), 1e11)
+    assert all(path.read_text() == "mine" for path in foreign) and stored(folder) == {}
+    assert [path.name for path in folder.glob("turns/2*/000*") if not path.parent.is_symlink()] == []
+
+
+def test_turns_without_their_database_are_not_deleted(fill, new_writer, folder):
+    fill()
+    for path in folder.glob("traffic.sqlite*"):
+        path.unlink()
+    files = [*folder.glob("turns/*/*")]
+    for refused in (new_writer, lambda: forget(folder, session="a1")):
+        with pytest.raises(UserError, match=r"no traffic\.sqlite"):
+            refused()
+    assert [*folder.glob("turns/*/*")] == files
+
+
+def test_the_folder_is_closed_to_others(new_writer, folder):
+    folder.mkdir(mode=0o755)
+    new_writer()
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_old_days_are_deleted_also_after_the_clock_was_set_back(served, text, folder, policy_file):
+    file, now = policy_file(retention_days=2), [1e9]
+    with served(lambda context: [9, *text.end_tokens[:1]], file=file, clock=lambda: now[0]) as (server, writer):
+        now[0] -= 100 * DAY
+        server.ask([1, 2], "old")
+        wait_until(lambda: writer.counts.written_turns == 1 and writer._expired == now[0])
+        now[0] += 4 * DAY
+        wait_until(lambda: TrafficFolder(folder).sessions() == [])
 
 
 def test_a_foreign_folder_is_refused(new_writer, folder):

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import contextlib
 import dataclasses
 import hashlib
 import io
@@ -19,9 +20,12 @@ from composer_jax.sampler.engine import Sampler
 from composer_jax.serve.bodies import CompletionBody
 from composer_jax.serve.service import Client, ServerLimits, Service
 from composer_jax.serve.traffic.consent import TrafficHeaders
+from composer_jax.serve.traffic.database import open_database
+from composer_jax.serve.traffic.retention import forget
+from composer_jax.serve.traffic.writer import TrafficLimits
 from tests.serve.scripted_engine import ScriptedEngine
 from tests.serve.test_control import wait_until
-from tests.serve.traffic.conftest import QUICK, all_bytes, stored
+from tests.serve.traffic.conftest import QUICK, all_bytes, offer, stored
 from tests.stages.base_model import NETWORK, weights
 
 
@@ -49,11 +53,12 @@ def network(text):
 
 def test_a_conversation_with_a_network_is_stored_with_all_that_training_needs(served, network, folder):
     with served(None, engine=network, keeps_routing=True) as (server, _):
+        server.client.headers["X-User-ID"] = "u"
         first = server.ask([1, 2, 3], temperature=0.7, seed=5)
         prompt = [1, 2, 3, *first["choices"][0]["token_ids"], 4, 5]
         second = server.ask(prompt, n=2, seed=9, logprobs=0)
         chat = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 5}
-        third = server.post("/v1/chat/completions", chat, **{"X-Turn-Type": "side", "X-User-ID": "u"}).json()
+        third = server.post("/v1/chat/completions", chat, **{"X-Turn-Type": "side"}).json()
         fourth = server.post("/v1/responses", {"input": "Hello", "max_output_tokens": 5}, consent="evals").json()
     (session,) = stored(folder).values()
     assert [turn.answer for turn in session.turns] == [
@@ -93,7 +98,7 @@ def test_nothing_is_written_without_consent_or_session(served, text, folder, pol
     before = all_bytes(folder)
     with served(lambda context: [9, *text.end_tokens[:1]]) as (server, writer):
         between = all_bytes(folder)
-        for session, consent in (("t", "none"), ("t", ""), ("", "training"), ("first", "none")):
+        for session, consent in (("t", "none"), ("t", ""), ("", "training")):
             server.ask([1, 2], session, consent)
         body = {"messages": [{"role": "user", "content": "x"}], "stream": True}
         assert server.post("/v1/chat/completions", body, "t", "").status_code == 200
@@ -103,6 +108,36 @@ def test_nothing_is_written_without_consent_or_session(served, text, folder, pol
             assert answer.status_code == 400 and value in answer.json()["error"]["message"]
         assert all_bytes(folder) == between
     assert {*before} == {*all_bytes(folder)} and {*stored(folder)} == {"first"}
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_session_is_dropped_by_a_request_of_its_key_without_consent(served, text, folder, waits):
+    limits = TrafficLimits(flush_seconds=600.0) if waits else QUICK
+    with served(lambda context: [9, *text.end_tokens[:1]], limits=limits, api_keys=("k1", "k2")) as (server, writer):
+        for session in ("a", "b"):
+            server.ask([1, 2], session, key="k1")
+        wait_until(lambda: waits or writer.counts.written_turns == 2)
+        server.ask([1, 2, 9, 3], "a", "none", key="k2")
+        server.ask([1, 2, 9, 3], "b", "none", key="k1")
+        wait_until(lambda: writer.counts.dropped_sessions == 1)
+        for session in ("a", "b"):
+            server.ask([1, 2, 9, 3, 9, 4], session, key="k1")
+    assert {name: len(one.turns) for name, one in stored(folder).items()} == {"a": 2}
+
+
+def test_sessions_name_the_text_that_users_agreed_to(served, text, folder, policy_file):
+    for words in ("first", "second"):
+        with served(lambda context: [9, *text.end_tokens[:1]], file=policy_file(consent_text=words)) as (server, _):
+            server.ask([1, 2], words)
+    hashes = {name: one.record.consent_text for name, one in stored(folder).items()}
+    assert hashes == {name: hashlib.sha256(name.encode()).hexdigest()[:16] for name in ("first", "second")}
+
+
+def test_what_is_not_stored_does_not_wait_in_memory(served, network, folder):
+    with served(None, engine=network, limits=TrafficLimits(flush_seconds=600.0)) as (server, writer):
+        server.ask([1, 2, 3], prompt_logprobs=5, logprobs=5)
+        (turn,) = writer._queue
+        assert turn.sample.tokens and turn.sample.prompt is None and turn.sample.top_logprobs is None
 
 
 def test_an_organisations_flag_wins(served, text, folder, policy_file):
@@ -210,6 +245,55 @@ def test_a_session_belongs_to_the_key_that_opened_it(served, text, folder):
             server.ask([1, 2], key=key)
         wait_until(lambda: writer.counts.refused_turns == 1)
     assert len(stored(folder)["s"].turns) == 2
+
+
+def test_a_session_of_two_users_is_dropped(served, text, folder):
+    with served(lambda context: [9, *text.end_tokens[:1]]) as (server, writer):
+        for session, user in (("a", ""), ("a", "alice"), ("b", "bob"), ("b", "bob")):
+            server.ask([1, 2], session, headers={"X-User-ID": user})
+        wait_until(lambda: writer.counts.dropped_sessions == 1)
+    assert {*stored(folder)} == {"b"}
+
+
+def test_files_of_a_day_are_bounded(served, text, folder, monkeypatch):
+    monkeypatch.setattr("composer_jax.serve.traffic.turn_files.MOST_FILE_BYTES", 600)
+    with served(lambda context: [9, *text.end_tokens[:1]]) as (server, writer):
+        for i in range(6):
+            server.ask([1, 2, i])
+            wait_until(lambda n=i + 1: writer.counts.written_turns == n)
+    assert len([*folder.glob("turns/*/*")]) >= 3 and len(stored(folder)["s"].turns) == 6
+
+
+def test_nothing_is_locked_while_secrets_are_searched(text, new_writer, folder, monkeypatch):
+    writer, decode, locks = new_writer(), text.tokenizer.decode, []
+
+    def lock(ids):
+        with contextlib.closing(open_database(folder, busy_seconds=0.0)) as database:
+            database.execute("BEGIN IMMEDIATE")
+        locks.append(len(ids))
+        return decode(ids)
+
+    monkeypatch.setattr(text.tokenizer, "decode", lock)
+    offer(writer, "s")
+    writer.close()
+    assert locks and {*stored(folder)} == {"s"} and writer.counts.dropped_sessions == 0
+
+
+def test_what_is_forgotten_while_secrets_are_searched_is_not_written(text, new_writer, folder, monkeypatch):
+    writer, decode = new_writer(), text.tokenizer.decode
+    monkeypatch.setattr(text.tokenizer, "decode", lambda ids: (forget(folder, user="u"), decode(ids))[1])
+    offer(writer, "s", user="u")
+    writer.close()
+    assert writer.counts.written_turns == 0 and not [*folder.glob("turns/*/*")]
+
+
+def test_a_batch_ends_after_so_many_ids(text, new_writer, folder):
+    writer = new_writer(dataclasses.replace(QUICK, flush_seconds=600.0, batch_turns=4, batch_ids=1000))
+    for i in range(4):
+        offer(writer, f"s{i}", prompt=[1] * 600)
+    wait_until(lambda: writer.counts.written_turns == 4)  # without the wait of 600 s in between
+    with contextlib.closing(open_database(folder)) as database:
+        assert database.execute("SELECT count(DISTINCT start) FROM turns").fetchone() == (2,)
 
 
 def test_a_fraction_of_the_sessions_is_written(served, text, folder, policy_file):
