@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import random
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,7 @@ def version_to_serve(folder: str, arm: str) -> int | None:
     """
     files = ChainFiles(folder)
     if not arm:
-        return max(files.manifests(), default=None)
+        return max(files.versions(), default=None)
     try:
         version = json.loads(files.read(ARMS))[arm]
     except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
@@ -53,6 +54,8 @@ class WeightFollower:
     def __init__(self, service: Service, folder: str, arm: str = "") -> None:
         """arm: "anchor" or "candidate" of a release; "" follows the newest version."""
         self._service, self._folder, self._arm = service, folder, arm
+        self._bad: tuple[int | None, str] = (None, "")
+        """The version that was refused though it is there, and why; it is not read again until another was wanted."""
         service.health |= {"follows": f"{PATCHES_PREFIX}{folder}", "arm": arm, "refused": ""}
 
     async def run(self) -> None:
@@ -61,7 +64,7 @@ class WeightFollower:
         while self._service.sampler.error is None:
             is_well = await self.look()
             wait = POLL_S if is_well else min(2 * wait, LONGEST_S)
-            await asyncio.sleep(wait)
+            await asyncio.sleep(wait * random.uniform(0.75, 1.25))  # not all servers at once
 
     async def look(self) -> bool:
         """Installs the version that is to be served, if it is another one; returns whether nothing was refused."""
@@ -80,12 +83,22 @@ class WeightFollower:
         assert service.load_weights is not None, "a server over several processes follows nothing"
         async with service.updating:
             served = service.sampler.version
+            if version != self._bad[0]:
+                self._bad = (None, "")
             if version == served:
                 return
             if version < served:
                 raise UserError(f"version {version} is below version {served}, which is served; versions rise.")
-            params, router_bias = await service.load_weights(f"{PATCHES_PREFIX}{self._folder}", version)
-            await service.sampler.update_serving(params, router_bias, version, copy=False)
+            if version == self._bad[0]:
+                raise UserError(self._bad[1])
+            is_there = version in await asyncio.to_thread(ChainFiles(self._folder).versions)
+            try:
+                params, router_bias = await service.load_weights(f"{PATCHES_PREFIX}{self._folder}", version)
+                await service.sampler.update_serving(params, router_bias, version, copy=False)
+            except UserError as error:
+                if is_there:
+                    self._bad = (version, str(error))
+                raise
 
     def _note(self, refused: str) -> bool:
         if refused and refused != self._service.health["refused"]:

@@ -121,6 +121,32 @@ def test_a_refused_version_leaves_the_server_where_it_is(folder, service, proble
     assert look(service, folder) == (3, ""), "the next one heals it"
 
 
+def test_a_refused_version_is_read_once(folder, service):
+    loads, load = [], service.load_weights
+    shards = {shard: array for shard, array in local_shards(weights(2)).items() if "embed" not in shard.name}
+    WeightPublisher(folder).publish(shards, 2)
+
+    async def counted(address, version):
+        loads.append(version)
+        return await load(address, version)
+
+    service.load_weights = counted
+    follower = WeightFollower(service, folder)
+
+    async def look_three_times():
+        async with service.sampler.serving():
+            assert [await follower.look() for _ in range(3)] == [False] * 3
+
+    asyncio.run(look_three_times())
+    assert loads == [2] and "another network" in service.health["refused"]
+
+
+def test_the_newest_version_is_found_without_reading_manifests(folder):
+    for manifest in Path(folder).glob("version-*/manifest.json"):
+        manifest.write_text("not read")
+    assert version_to_serve(folder, "") == 1
+
+
 def test_the_application_follows_while_it_serves(folder, service, monkeypatch):
     monkeypatch.setattr(follow_weights, "POLL_S", 0.01)
     app = new_app(service)
