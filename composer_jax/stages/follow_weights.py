@@ -51,9 +51,13 @@ class WeightFollower:
     A version that cannot be installed leaves the server where it is; /health then has the reason as "refused".
     """
 
-    def __init__(self, service: Service, folder: str, arm: str = "") -> None:
-        """arm: "anchor" or "candidate" of a release; "" follows the newest version."""
-        self._service, self._folder, self._arm = service, folder, arm
+    def __init__(self, service: Service, folder: str, arm: str = "", *, serves_other: bool = False) -> None:
+        """
+        Args:
+          arm: "anchor" or "candidate" of a release; "" follows the newest version.
+          serves_other: the server began with weights from elsewhere, whose version 0 is none of the folder's.
+        """
+        self._service, self._folder, self._arm, self._serves_other = service, folder, arm, serves_other
         self._bad: tuple[int | None, str] = (None, "")
         """The version that was refused though it is there, and why; it is not read again until another was wanted."""
         service.health |= {"follows": f"{PATCHES_PREFIX}{folder}", "arm": arm, "refused": ""}
@@ -85,7 +89,7 @@ class WeightFollower:
             served = service.sampler.version
             if version != self._bad[0]:
                 self._bad = (None, "")
-            if version == served:
+            if version == served and not self._serves_other:
                 return
             if version < served:
                 raise UserError(f"version {version} is below version {served}, which is served; versions rise.")
@@ -99,6 +103,7 @@ class WeightFollower:
                 if is_there:
                     self._bad = (version, str(error))
                 raise
+            self._serves_other = False
 
     def _note(self, refused: str) -> bool:
         if refused and refused != self._service.health["refused"]:

@@ -63,12 +63,12 @@ def service(folder, sampler):
     return Service(sampler, checkpoint.text.named("small"), ServerLimits(), load)
 
 
-def look(service, folder, arm="") -> tuple[int, str]:
+def look(service, folder, arm="", **options) -> tuple[int, str]:
     """(version, why a version was refused) after one look."""
 
     async def once():
         async with service.sampler.serving():
-            await WeightFollower(service, folder, arm).look()
+            await WeightFollower(service, folder, arm, **options).look()
 
     asyncio.run(once())
     return service.sampler.version, service.health["refused"]
@@ -88,6 +88,17 @@ def test_a_server_takes_the_newest_version_by_itself(folder, service):
     assert look(service, folder) == (1, "")
     WeightPublisher(folder).publish(local_shards(weights(2)), 5)
     assert look(service, folder) == (5, "")
+
+
+def test_version_0_of_a_folder_replaces_weights_from_elsewhere(tmp_path, service, sampler):
+    chain = str(tmp_path / "other")
+    WeightPublisher(chain).publish(local_shards(weights(9)), 0)
+    first = weights(1)
+    sampler.update(first["params"], first["router_bias"], version=0)
+    before = sampler.checksums
+    assert look(service, chain) == (0, "") and sampler.checksums == before, "without it, 0 is the folder's own"
+    assert look(service, chain, serves_other=True) == (0, "")
+    assert sampler.checksums != before
 
 
 def test_an_arm_serves_what_its_release_says(folder, service):
