@@ -110,9 +110,9 @@ class Cycle:
         elif last.state == "labelled":
             version = max(ChainFiles(self.chain).manifests()) + 1
             self._publish(version, {"release": last.number})
-            releases.trained(version)
+            releases.record_candidate(version)
         elif last.state == "trained":
-            releases.gated({"verdict": {2: "fail", 3: "hold"}.get(number, "pass"), "reasons": []})
+            releases.record_gate({"verdict": {2: "fail", 3: "hold"}.get(number, "pass"), "reasons": []})
         elif last.state == "held":
             approve(releases, "the script says so")
         elif last.state == "canary" and number == 3:

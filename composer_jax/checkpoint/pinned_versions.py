@@ -96,8 +96,8 @@ def read_manifest(files: ChainFiles, version: int) -> Mapping[str, Any]:
     """Returns the manifest of a version. Raises a UserError if the chain lacks it."""
     manifests = files.manifests()
     if version not in manifests:
-        known = f"versions {', '.join(map(str, sorted(manifests)[-8:]))}" if manifests else "no version"
-        raise UserError(f"{files.url} has {known} of the weights, not {version}; name one that is there.")
+        available = f"versions {', '.join(map(str, sorted(manifests)[-8:]))}" if manifests else "no version"
+        raise UserError(f"{files.url} has {available} of the weights, not {version}; name one that is there.")
     return manifests[version]
 
 

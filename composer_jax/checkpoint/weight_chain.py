@@ -246,10 +246,10 @@ class WeightReceiver:
         manifests = self._files.manifests()
         target = max(manifests, default=None) if version is None else version
         if target not in manifests:
-            known = f"versions {min(manifests)} to {max(manifests)}" if manifests else "no version"
+            available = f"versions {min(manifests)} to {max(manifests)}" if manifests else "no version"
             raise UserError(
-                f"{self._files.url} has {known} of the weights, not {'any' if target is None else target}; wait until "
-                "the trainer has published it, or take one that is there."
+                f"{self._files.url} has {available} of the weights, not {'any' if target is None else target}; wait "
+                "until the trainer has published it, or take one that is there."
             )
         chain = _chain(manifests, self.version, target)
         if chain is not None:

@@ -263,11 +263,11 @@ class ReleaseFolder:
         self._write(dataclasses.replace(self.last, sessions=free), "labelled", f"{len(free)} sessions")
         return free
 
-    def trained(self, version: int) -> Release:
+    def record_candidate(self, version: int) -> Release:
         """Records the candidate that was trained and published."""
         return self._write(self._with_candidate(self.last, version), "trained", "")
 
-    def gated(self, result: Mapping[str, Any]) -> Release:
+    def record_gate(self, result: Mapping[str, Any]) -> Release:
         """Records what the gate said: the release is `gated`, `held` or `failed`."""
         state = {"pass": "gated", "hold": "held", "fail": "failed"}[result["verdict"]]
         reason = "; ".join(result["reasons"]) or "every suite and monitor passes"
@@ -322,7 +322,7 @@ class ReleaseFolder:
             manifests = ChainFiles(last.chain).manifests()
             labelled = (v for v, row in manifests.items() if row.get("release") == last.number and v > last.anchor)
             if (candidate := max(labelled, default=None)) is not None:
-                self.trained(candidate)
+                self.record_candidate(candidate)
         self._follow()
 
     # ---------------------------------------------------------------- inside

@@ -102,7 +102,7 @@ def test_a_release_goes_through_every_state(tmp_path, chain, clock):
     with opened(tmp_path, clock) as folder:
         folder.adopt(chain, 5, 3, hashes={"commit": "abc"})
         assert (arms(chain), pins(chain)) == ({"anchor": 3, "candidate": 3}, {3, 5})
-        folder.gated(PASS)
+        folder.record_gate(PASS)
         assert arms(chain) == {"anchor": 3, "candidate": 5}
         assert released(folder, clock).state == "released"
         assert arms(chain) == {"anchor": 5, "candidate": 5}
@@ -127,7 +127,7 @@ def test_harm_rolls_back_weights_and_learner_at_once(tmp_path, chain, clock):
     with opened(tmp_path, clock, learner=lambda _: states) as folder:
         folder.adopt(chain, 7, 4, learner=str(tmp_path))
         assert states.kept == {4, 7}
-        folder.gated(PASS)
+        folder.record_gate(PASS)
         folder.move("canary", "", fraction=0.5)
         server.receive(arms(chain)["candidate"])
         assert look(folder, clock, users=2000, effect=-0.2).state == "rolled_back"
@@ -148,7 +148,7 @@ def canary(tmp_path, chain, clock):
     """Release 1 of version 7 in its canary at 1 %; version 4 serves the others."""
     with opened(tmp_path, clock) as folder:
         folder.adopt(chain, 7, 4)
-        folder.gated(PASS)
+        folder.record_gate(PASS)
         folder.move("canary", "", fraction=0.01)
         yield folder
 
@@ -202,7 +202,7 @@ def test_users_go_back_before_a_learner_that_is_locked(tmp_path, chain, clock):
     states = Locked()
     with opened(tmp_path, clock, learner=lambda _: states) as folder:
         folder.adopt(chain, 7, 4, learner=str(tmp_path))
-        folder.gated(PASS)
+        folder.record_gate(PASS)
         with pytest.raises(UserError, match="in use"):
             folder.roll_back("")
     assert arms(chain) == {"anchor": 8, "candidate": 8} and 8 in pins(chain)
@@ -255,7 +255,7 @@ def test_no_step_of_the_way_forward_is_left_out(tmp_path, chain, clock):
         folder.adopt(chain, 7, 4)
         with pytest.raises(UserError, match="has not been through the gate"):
             folder.move("gated", "")
-        folder.gated(PASS)
+        folder.record_gate(PASS)
         with pytest.raises(UserError, match="by roll_back, which restores its weights"):
             folder.move("rolled_back", "")
         folder.move("canary", "", fraction=0.01)
@@ -275,7 +275,7 @@ def test_the_last_two_versions_that_served_all_stay(tmp_path, chain, clock):
     with opened(tmp_path, clock) as folder:
         for version in (1, 2, 5):
             folder.adopt(chain, version, 0 if version == 1 else None)
-            folder.gated(PASS)
+            folder.record_gate(PASS)
             released(folder, clock)
         assert pins(chain) == {2, 5}
         folder.roll_back("a person", to=2)
@@ -291,7 +291,7 @@ def test_sessions_are_in_one_release_only(tmp_path, chain, clock):
         publish(chain, [8], {"release": 1})
     with opened(tmp_path, clock) as folder:  # a process that died after it published
         assert (folder.last.state, folder.last.version) == ("trained", 8)
-        folder.gated({"verdict": "fail", "reasons": ["worse"]})
+        folder.record_gate({"verdict": "fail", "reasons": ["worse"]})
         folder.begin(chain)
         assert folder.claim(["a", "b", "c"]) == ("c",)
         with pytest.raises(UserError, match="cannot become labelled"):
@@ -301,7 +301,7 @@ def test_sessions_are_in_one_release_only(tmp_path, chain, clock):
 def test_no_state_is_skipped(tmp_path, chain, clock):
     with opened(tmp_path, clock) as folder:
         with pytest.raises(UserError, match="has no release"):
-            folder.gated(PASS)
+            folder.record_gate(PASS)
         folder.adopt(chain, 5, 3)
         for state in ("canary", "released", "rolled_back", "collecting", "trained"):
             with pytest.raises(UserError, match=f"is trained, from which it cannot become {state}"):
@@ -318,7 +318,7 @@ def test_a_person_decides_on_a_held_release(tmp_path, chain, clock):
     hold = {"verdict": "hold", "reasons": ["edit rate"]}
     with opened(tmp_path, clock) as folder:
         folder.adopt(chain, 5, 3)
-        folder.gated(hold)
+        folder.record_gate(hold)
         with pytest.raises(UserError, match="cannot become canary"):
             folder.move("canary", "")
         assert approve(folder, "looked at it").state == "gated"
@@ -331,7 +331,7 @@ def test_a_person_decides_on_a_held_release(tmp_path, chain, clock):
         folder.move("held", "again")
         folder.roll_back("a person")
         folder.adopt(chain, 8)  # the restored version serves
-        folder.gated(hold)
+        folder.record_gate(hold)
         assert refuse(folder, "no").state == "failed"
 
 
@@ -344,14 +344,14 @@ def test_an_a_a_test_comes_first(tmp_path, chain, clock):
         folder.adopt(chain, 5)
         with pytest.raises(UserError, match="needs --anchor and --candidate"):
             gate_step(folder, None, None, GateRules())
-        folder.gated(PASS)
+        folder.record_gate(PASS)
         assert canary_step(folder, [], RULES, clock=clock)[0].fraction == 0.01
 
 
 def test_without_an_a_a_test_no_canary_starts(tmp_path, chain, clock):
     with opened(tmp_path, clock) as folder:
         folder.adopt(chain, 5, 3)
-        folder.gated(PASS)
+        folder.record_gate(PASS)
         with pytest.raises(UserError, match="begin a release with --version=3 first, or give --skip_aa"):
             canary_step(folder, [], RULES, clock=clock)
 
@@ -367,7 +367,7 @@ def test_a_clock_that_goes_backwards_is_refused(tmp_path, chain, clock):
         folder.adopt(chain, 5, 3)
         clock.now = 500
         with pytest.raises(UserError, match="the clock says 501, which is 500 s before the last transition"):
-            folder.gated(PASS)
+            folder.record_gate(PASS)
         assert read_releases(tmp_path)[0].state == "trained"
 
 
@@ -389,7 +389,7 @@ def test_versions_that_cannot_be_released(tmp_path, chain, clock, arguments, sen
 def test_versions_that_do_not_fit_the_releases_before(tmp_path, chain, clock):
     with opened(tmp_path, clock) as folder:
         folder.adopt(chain, 5, 3)
-        folder.gated({"verdict": "fail", "reasons": []})
+        folder.record_gate({"verdict": "fail", "reasons": []})
         with pytest.raises(UserError, match="version 3 serves now, not 5"):
             folder.adopt(chain, 6, 5)
         with pytest.raises(UserError, match="use another --workdir"):
