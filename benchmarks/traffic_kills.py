@@ -2,9 +2,10 @@
 
     python -m benchmarks.traffic_kills [FOLDER]
 
-The cycle has an A/A test, two releases that claim sessions, publish a candidate and go through gate and canary, and a
-rollback. A process is forked for every file that the cycle opens for writing, renames or deletes, and kills itself with
-SIGKILL just before; the next one goes on and completes the cycle. Prints one JSON object.
+The cycle has an A/A test and three releases that claim sessions and publish a candidate: the gate refuses one; one is
+held at the gate and in its canary, approved both times, and rolled back from there; one is released and then rolled
+back. A learner's states go with them. A process is forked for every file that the cycle opens for writing, renames or
+deletes, and kills itself with SIGKILL just before; the next one completes the cycle. Prints one JSON object.
 """
 
 import json
@@ -14,33 +15,83 @@ import signal
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from composer_jax.checkpoint.pinned_versions import weights_hash
+from composer_jax.atomic_write import write_atomically
 from composer_jax.checkpoint.weight_chain import ChainFiles, Shard, WeightPublisher, WeightReceiver
 from composer_jax.realtime.release.canary import CanaryRules, LabelRow
 from composer_jax.realtime.release.releases import NEXT, ReleaseFolder, read_releases
-from composer_jax.realtime.release.steps import canary_step
+from composer_jax.realtime.release.steps import approve, canary_step
 
-SESSIONS = [f"session{i}" for i in range(40)]
+SESSIONS = [f"session{i}" for i in range(60)]
+ENDS = ["released", "failed", "rolled_back", "rolled_back"]
+VERSIONS, RESTORED = [1, 2, 3, 5], [4, 6]
+"""Candidates of the releases, and the versions that restore version 1."""
+PINNED = {5, 6}
+"""The last two versions that served all users."""
 RULES = CanaryRules(horizon_s=10, min_users=5, planned_users=400)
 USERS = 3000
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+
+
+class LearnerFiles:
+    """A learner's states in a folder: VERSION.json {"weights": VERSION} of what it saved, kept/ of releases."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder, self._kept = Path(folder), Path(folder) / "kept"
+        self._kept.mkdir(parents=True, exist_ok=True)
+
+    def save(self, version: int, weights: int) -> None:
+        """Writes the state that the learner goes on from."""
+        write_atomically(self._folder / f"{version}.json", json.dumps({"weights": weights}).encode())
+
+    def latest(self) -> tuple[int, int]:
+        """Returns (version, the version whose weights it has) of what the learner goes on from."""
+        version = max(_versions(self._folder))
+        return version, json.loads((self._folder / f"{version}.json").read_bytes())["weights"]
+
+    def kept(self) -> set[int]:
+        """Returns the versions whose states are kept."""
+        return _versions(self._kept)
+
+    def keep(self, versions: Iterable[int]) -> None:
+        """As of LearnerStates."""
+        versions = set(versions)
+        for version in self.kept() - versions:
+            (self._kept / f"{version}.json").unlink()
+        for version in _versions(self._folder) & (versions - self.kept()):
+            write_atomically(self._kept / f"{version}.json", (self._folder / f"{version}.json").read_bytes())
+
+    def has(self, version: int) -> bool:
+        """As of LearnerStates."""
+        return version in self.kept()
+
+    def restore(self, version: int, as_version: int) -> None:
+        """As of LearnerStates."""
+        self.save(as_version, json.loads((self._kept / f"{version}.json").read_bytes())["weights"])
+        for later in _versions(self._folder) - {as_version}:
+            if later > version:
+                (self._folder / f"{later}.json").unlink()
+
+
+def _versions(folder: Path) -> set[int]:
+    return {int(file.stem) for file in folder.glob("[0-9]*.json")}
 
 
 class Cycle:
     """The scripted cycle in a folder; `run` goes on from whatever is there."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.chain = folder, str(folder / "weights")
+        self.folder, self.chain, self.learner = folder, str(folder / "weights"), str(folder / "learner")
 
     def run(self) -> None:
         """Takes steps until the script has ended. Time is a count of the transitions that are on disk."""
         self._publish_initial()
-        with ReleaseFolder(self.folder, by="script", clock=self._clock) as releases:
+        with ReleaseFolder(self.folder, by="script", clock=self._clock, learner=LearnerFiles) as releases:
             while self._step(releases):
                 pass
 
@@ -51,7 +102,7 @@ class Cycle:
         """Takes one step; returns whether there may be more."""
         number = len(releases.releases)
         if number == 0:
-            releases.adopt(self.chain, 1, 1)
+            releases.adopt(self.chain, 1, 1, learner=self.learner)
             return True
         last = releases.last
         if last.state == "collecting":
@@ -59,14 +110,21 @@ class Cycle:
         elif last.state == "labelled":
             version = max(ChainFiles(self.chain).manifests()) + 1
             self._publish(version, {"release": last.number})
-            releases.trained(version)
+            releases.record_candidate(version)
         elif last.state == "trained":
-            releases.gated({"verdict": "pass", "reasons": []})
+            releases.record_gate({"verdict": {2: "fail", 3: "hold"}.get(number, "pass"), "reasons": []})
+        elif last.state == "held":
+            approve(releases, "the script says so")
+        elif last.state == "canary" and number == 3:
+            if [row["state"] for row in last.transitions].count("held") < 2:
+                releases.move("held", "the script says so")
+            else:
+                releases.roll_back("the script says so")
         elif last.state in ("gated", "canary"):
             rows = self._labels(releases) if last.state == "canary" else []
             canary_step(releases, rows, RULES, clock=self._clock)
-        elif number < 3:
-            releases.begin(self.chain)
+        elif number < len(ENDS):
+            releases.begin(self.chain, learner=self.learner)
         elif last.state == "released":
             releases.roll_back("the script says so")
         else:
@@ -87,8 +145,12 @@ class Cycle:
             self._publish(1, {})
 
     def _publish(self, version: int, labels: dict[str, int]) -> None:
-        weights = np.random.default_rng(version).standard_normal(64).astype(np.float32)
-        WeightPublisher(self.chain).publish({Shard("w", (0,), (64,)): weights}, version, labels)
+        LearnerFiles(self.learner).save(version, version)
+        WeightPublisher(self.chain).publish({Shard("w", (0,), (64,)): _weights(version)}, version, labels)
+
+
+def _weights(version: int) -> np.ndarray:
+    return np.random.default_rng(version).standard_normal(64).astype(np.float32)
 
 
 def count_writes(folder: Path) -> int:
@@ -150,8 +212,12 @@ def _run_killed(folder: Path, at: int) -> bool:
 def problems(folder: Path) -> list[str]:
     """Returns what is wrong in the folder of a cycle that has ended."""
     releases, chain, wrong = read_releases(folder), str(folder / "weights"), []
-    if [one.state for one in releases] != ["released", "released", "rolled_back"]:
-        wrong.append(f"states {[one.state for one in releases]}")
+    if (states := [one.state for one in releases]) != ENDS:
+        wrong.append(f"states {states}")
+    if (versions := [one.version for one in releases]) != VERSIONS:
+        wrong.append(f"candidates {versions}: one was published twice, or is lost")
+    if (restored := [one.rollback["as"] for one in releases if one.rollback]) != RESTORED:
+        wrong.append(f"restored as {restored}")
     for one in releases:
         states = [row["state"] for row in one.transitions]
         wrong += [f"{a} -> {b}" for a, b in zip(states, states[1:], strict=False) if b not in NEXT[a]]
@@ -159,19 +225,17 @@ def problems(folder: Path) -> list[str]:
     wrong += [f"{session} in {count} batches" for session, count in claimed.items() if count > 1]
     wrong += [f"{session} lost" for session in SESSIONS if session not in claimed]
     wrong += [f"{file} left" for file in (folder / "releases").iterdir() if file.name.startswith(".0")]
-    last = releases[-1]
-    if last.rollback is not None:
-        receiver = WeightReceiver(chain)
-        receiver.receive()
-        if receiver.version != last.rollback["as"] or weights_hash(chain, last.rollback["to"]) != weights_hash(
-            chain, last.rollback["as"]
-        ):
-            wrong.append("other weights than those that were restored")
-        if json.loads((Path(chain) / "arms.json").read_text()) != {
-            "anchor": receiver.version,
-            "candidate": receiver.version,
-        }:
-            wrong.append("arms serve another version")
+    receiver, learner = WeightReceiver(chain), LearnerFiles(str(folder / "learner"))
+    receiver.receive()
+    if receiver.version != RESTORED[-1] or receiver.arrays["w"].tobytes() != _weights(1).tobytes():
+        wrong.append(f"version {receiver.version} is the newest, or has other weights than those that were restored")
+    arms = json.loads((Path(chain) / "arms.json").read_text())
+    if arms != {"anchor": RESTORED[-1], "candidate": RESTORED[-1]}:
+        wrong.append(f"arms {arms}")
+    if (pins := ChainFiles(chain).pins()) != PINNED or learner.kept() != PINNED:
+        wrong.append(f"pins {pins}, and states {learner.kept()} of the learner")
+    if (latest := learner.latest()) != (RESTORED[-1], 1):
+        wrong.append(f"the learner goes on from {latest}")
     return wrong
 
 

@@ -6,6 +6,7 @@ in full and labelled {"restores": M}. A pinned version is stored in full, whatev
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -20,23 +21,32 @@ from composer_jax.checkpoint.weight_chain import (
     Shard,
     WeightPublisher,
     WeightReceiver,
+    array_part,
     version_folder,
 )
 from composer_jax.checkpoint.weight_patch import LEVEL, BadPatch
 from composer_jax.errors import UserError
 
 
-def pin_versions(folder: str, versions: Iterable[int]) -> None:
+def pin_versions(folder: str, versions: Iterable[int], owner: str = "") -> None:
     """Makes these the pinned versions of a chain, each stored in full; others are no longer pinned.
 
+    owner: the folder of releases that pins them; a chain has one.
+
     Raises:
-      UserError: the chain lacks one of them, or it cannot be built or written.
+      UserError: the chain has another owner or lacks a version, or a version cannot be built or written.
     """
-    files, wanted = ChainFiles(folder), sorted(set(versions))
-    if set(wanted) != files.pins():
+    files, versions = ChainFiles(folder), set(versions)
+    pins, other = files.read_pins()
+    if other and other != owner:
+        raise UserError(
+            f"the versions of {folder} are released from {other}, not {owner or 'here'}; use that folder as "
+            f"--workdir, or write the new one as the owner into {PINS} if it has moved."
+        )
+    if (versions, owner) != (pins, other):
         # First the file: from then on no publisher deletes a version that is still there.
-        files.write(PINS, json.dumps({"versions": wanted}).encode())
-    for version in wanted:
+        files.write(PINS, json.dumps({"versions": sorted(versions), "owner": owner}).encode())
+    for version in sorted(versions):
         _store_in_full(files, version)
 
 
@@ -49,9 +59,10 @@ def restore_version(folder: str, version: int, as_version: int, labels: Mapping[
       UserError: `as_version` is taken by other weights or not above all versions, or `version` cannot be built.
     """
     manifests = ChainFiles(folder).manifests()
-    newest = max(manifests, default=version)
-    restored = manifests.get(as_version, {}).get("restores") == version
-    if as_version < newest or (as_version == newest and not restored):
+    if manifests.get(as_version, {}).get("restores") == version:
+        size = sum(math.prod(entry["shape"]) for entry in ChainFiles(folder).entries(as_version))
+        return Published(as_version, size, size, 0, 0)
+    if as_version <= (newest := max(manifests, default=version)):
         raise UserError(
             f"version {as_version} cannot restore version {version}: {folder} has versions up to {newest}; use "
             f"{newest + 1}."
@@ -62,9 +73,6 @@ def restore_version(folder: str, version: int, as_version: int, labels: Mapping[
         Shard(entry["name"], tuple(entry["start"]), tuple(entry["whole_shape"])): _part(receiver, entry)
         for entry in ChainFiles(folder).entries(version)
     }
-    if restored:
-        size = sum(array.size for array in shards.values())
-        return Published(as_version, size, size, 0, 0)
     return WeightPublisher(folder).publish(shards, as_version, {**(labels or {}), "restores": version})
 
 
@@ -75,7 +83,7 @@ def weights_hash(folder: str, version: int) -> str:
       UserError: the chain has no such version, or its list of shards is damaged.
     """
     files = ChainFiles(folder)
-    require_version(files, version)
+    read_manifest(files, version)
     try:
         entries = files.entries(version)
     except BadPatch as error:
@@ -84,18 +92,18 @@ def weights_hash(folder: str, version: int) -> str:
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
 
-def require_version(files: ChainFiles, version: int) -> Mapping[str, Any]:
+def read_manifest(files: ChainFiles, version: int) -> Mapping[str, Any]:
     """Returns the manifest of a version. Raises a UserError if the chain lacks it."""
     manifests = files.manifests()
     if version not in manifests:
-        known = f"versions {', '.join(map(str, sorted(manifests)[-8:]))}" if manifests else "no version"
-        raise UserError(f"{files.url} has {known} of the weights, not {version}; name one that is there.")
+        available = f"versions {', '.join(map(str, sorted(manifests)[-8:]))}" if manifests else "no version"
+        raise UserError(f"{files.url} has {available} of the weights, not {version}; name one that is there.")
     return manifests[version]
 
 
 def _store_in_full(files: ChainFiles, version: int) -> None:
     """Adds the whole arrays to a version that has only patches; a receiver relies on them once the manifest says so."""
-    manifest = require_version(files, version)
+    manifest = read_manifest(files, version)
     if manifest["has_full"]:
         return
     receiver = WeightReceiver(files.url)
@@ -111,5 +119,4 @@ def _store_in_full(files: ChainFiles, version: int) -> None:
 
 
 def _part(receiver: WeightReceiver, entry: Mapping[str, Any]) -> np.ndarray:
-    place = tuple(slice(i, i + n) for i, n in zip(entry["start"], entry["shape"], strict=True))
-    return np.array(receiver.arrays[entry["name"]][*place, ...], order="C")
+    return array_part(receiver.arrays[entry["name"]], entry["start"], entry["shape"])

@@ -11,13 +11,16 @@ A version without a manifest does not exist. A receiver that has the version bef
 and one whose patches are damaged or gone, begins with the last version that is there in full.
 """
 
+import collections
 import concurrent.futures
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import posixpath
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -106,27 +109,24 @@ class WeightPublisher:
 
         After a restart the first version is written in full, since nobody knows what the one before held, and those
         from it on that the folder has are deleted: the run makes them again. None of them may be pinned, but for the
-        first one, whose labels then stay.
+        first one, which then stays as it is and must have these weights.
 
         labels: stand in the manifest, such as {"restores": 12}.
 
         Raises:
-          UserError: the version is not above the one before, those that would be deleted are pinned, or the folder
-            cannot be written.
+          UserError: the version is not above the one before, somebody else has published since, those that would be
+            deleted are pinned, a pinned one has other weights, or the folder cannot be written.
         """
-        if self._base is not None and version <= self._base:
-            raise UserError(f"version {version} cannot follow version {self._base}; versions rise.")
-        if self._base is not None and {s: a.shape for s, a in self._last.items()} != {
-            s: a.shape for s, a in shards.items()
-        }:
-            raise UserError(
-                f"version {version} has other arrays than version {self._base}; publish into another folder."
-            )
+        is_there = self._base is None and self._restart_at(version, shards)
+        if self._base is not None:
+            self._check_next(version, shards, self._base)
+        self._barrier()
+        elements = sum(array.size for array in shards.values())
+        if is_there:
+            self._base, self._last = version, dict(shards)
+            return Published(version, elements, elements, 0, 0)
         has_full = self._base is None or self._since_anchor + 1 >= self._anchor_every
         folder = version_folder(version)
-        if self._process == 0 and self._base is None:
-            labels = {**self._delete_from(version, shards), **(labels or {})}
-        self._barrier()
         entries, patches, fulls = [], [], []
         with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
             for shard, (entry, patch, full) in zip(
@@ -151,7 +151,7 @@ class WeightPublisher:
         self._base, self._last = version, dict(shards)
         return Published(
             version,
-            sum(array.size for array in shards.values()),
+            elements,
             sum(entry["changed"] for entry in entries),
             sum(map(len, patches)),
             sum(map(len, fulls)),
@@ -174,28 +174,48 @@ class WeightPublisher:
         }
         return entry, patch, full
 
-    def _delete_from(self, version: int, shards: Shards) -> dict[str, Any]:
-        """Deletes this version and those above it. One that is pinned stays, and its labels are returned."""
-        manifests, pins = self._files.manifests(), self._files.pins()
-        if pinned := sorted(pin for pin in pins & manifests.keys() if pin > version):
+    def _check_next(self, version: int, shards: Shards, base: int) -> None:
+        """Raises a UserError unless this version can follow `base`, the last one that this publisher wrote."""
+        if version <= base:
+            raise UserError(f"version {version} cannot follow version {base}; versions rise.")
+        if {s: a.shape for s, a in self._last.items()} != {s: a.shape for s, a in shards.items()}:
+            raise UserError(f"version {version} has other arrays than version {base}; publish into another folder.")
+        if (newest := max(self._files.versions(), default=base)) > base:
+            raise UserError(
+                f"version {version} cannot follow version {base}: somebody else has published version {newest} of "
+                f"{self._files.url}, as a rollback does; start the trainer again from the weights that serve now."
+            )
+
+    def _restart_at(self, version: int, shards: Shards) -> bool:
+        """Deletes this version and those above it; one that is pinned stays, and True is returned."""
+        versions, pins = self._files.versions(), self._files.pins()
+        if pinned := sorted(pin for pin in pins & versions if pin > version):
             raise UserError(
                 f"version {version} would replace version {pinned[0]} of {self._files.url}, which is pinned; go on "
                 f"from weights of version {pinned[-1]} or later, or publish into another folder."
             )
-        labels = {name: v for name, v in manifests.get(version, {}).items() if name not in MANIFEST}
-        for later in manifests:
-            if later > version or (later == version and version not in pins):
-                self._files.delete_version(later)
-        if version not in pins & manifests.keys():
-            return {}
-        known = {(e["name"], *e["start"], *e["shape"]): e["sha256"] for e in self._files.entries(version)}
+        is_there = version in pins & versions
+        if is_there:
+            self._check_weights(version, shards)
+        self._barrier()  # nothing is deleted before all processes have checked their shards
+        if self._process == 0:
+            for later in versions:
+                if later > version or (later == version and not is_there):
+                    self._files.delete_version(later)
+        return is_there
+
+    def _check_weights(self, version: int, shards: Shards) -> None:
+        """Raises a UserError unless a version has the weights of these shards, however it is cut."""
+        receiver = WeightReceiver(self._files.url)
+        receiver.receive(version)
         for shard, array in shards.items():
-            if known.get((shard.name, *shard.start, *array.shape), digest(array)) != digest(array):
+            whole = receiver.arrays.get(shard.name)
+            is_equal = whole is not None and (whole.dtype, whole.shape) == (array.dtype, tuple(shard.whole_shape))
+            if whole is None or not is_equal or digest(array_part(whole, shard.start, array.shape)) != digest(array):
                 raise UserError(
                     f"version {version} of {self._files.url} is pinned and has other weights ({shard.name}); "
                     "publish into another folder."
                 )
-        return labels
 
     def _delete_old(self) -> None:
         """Deletes versions that no receiver needs and nobody has pinned."""
@@ -226,10 +246,10 @@ class WeightReceiver:
         manifests = self._files.manifests()
         target = max(manifests, default=None) if version is None else version
         if target not in manifests:
-            known = f"versions {min(manifests)} to {max(manifests)}" if manifests else "no version"
+            available = f"versions {min(manifests)} to {max(manifests)}" if manifests else "no version"
             raise UserError(
-                f"{self._files.url} has {known} of the weights, not {'any' if target is None else target}; wait until "
-                "the trainer has published it, or take one that is there."
+                f"{self._files.url} has {available} of the weights, not {'any' if target is None else target}; wait "
+                "until the trainer has published it, or take one that is there."
             )
         chain = _chain(manifests, self.version, target)
         if chain is not None:
@@ -265,9 +285,13 @@ class WeightReceiver:
             if chain is None:
                 continue
             other = WeightReceiver(self._files.url)
+            sizes: collections.Counter[str] = collections.Counter()
             try:
                 for entry, data in self._files.read_shards(anchor, "full"):
                     other._take_full(entry, data)
+                    sizes[entry["name"]] += math.prod(entry["shape"])
+                if partial := [name for name, array in other.arrays.items() if sizes[name] != array.size]:
+                    raise BadPatch(f"version {anchor} has only a part of {partial[0]}")
                 other.version = anchor
                 other._apply(chain)
             except BadPatch as error:
@@ -288,7 +312,7 @@ class WeightReceiver:
         if digest(part) != entry["sha256"]:
             raise BadPatch(f"{entry['name']} has another hash than its version says")
         if entry["name"] not in self.arrays:
-            self.arrays[entry["name"]] = np.zeros(entry["whole_shape"], dtype)
+            self.arrays[entry["name"]] = np.empty(entry["whole_shape"], dtype)
         self._part(entry)[...] = part
 
     def _part(self, entry: Mapping[str, Any]) -> np.ndarray:
@@ -323,12 +347,25 @@ def version_folder(version: int) -> str:
     return f"version-{version:08d}"
 
 
+def array_part(array: np.ndarray, start: Iterable[int], shape: Iterable[int]) -> np.ndarray:
+    """Returns a copy of a part of an array, in C order."""
+    place = tuple(slice(i, i + n) for i, n in zip(start, shape, strict=True))
+    return np.array(array[*place, ...], order="C")
+
+
 class ChainFiles:
     """The files of a folder of versions."""
 
     def __init__(self, url: str) -> None:
         folder = Folder(url)
         self.url, self._system, self._root, self._is_local = folder.name, folder.fs, folder.root, folder.local
+
+    def versions(self, *, is_complete: bool = True) -> set[int]:
+        """Returns the versions, by the names of their files alone; is_complete=False adds those without a manifest."""
+        self._system.invalidate_cache()
+        paths = self._system.glob(f"{self._root}/version-*{'/manifest.json' if is_complete else ''}")
+        matches = (re.search(r"version-(\d+)(/manifest\.json)?/?$", path) for path in paths)
+        return {int(match[1]) for match in matches if match}
 
     def manifests(self) -> dict[int, Any]:
         """Returns the manifest of each version."""
@@ -342,11 +379,16 @@ class ChainFiles:
 
     def pins(self) -> set[int]:
         """Returns the versions that must stay."""
+        return self.read_pins()[0]
+
+    def read_pins(self) -> tuple[set[int], str]:
+        """Returns the versions that must stay, and the folder of releases that says so, or ""."""
         self._system.invalidate_cache()
         try:
-            return set(json.loads(self.read(PINS))["versions"])
+            content = json.loads(self.read(PINS))
+            return set(content["versions"]), content.get("owner", "")
         except FileNotFoundError:
-            return set()
+            return set(), ""
         except (json.JSONDecodeError, KeyError, TypeError) as error:
             raise UserError(
                 f"{self.url}/{PINS} is damaged ({error}); restore it, or delete it to pin nothing."

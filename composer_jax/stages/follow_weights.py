@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import random
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,7 @@ def version_to_serve(folder: str, arm: str) -> int | None:
     """
     files = ChainFiles(folder)
     if not arm:
-        return max(files.manifests(), default=None)
+        return max(files.versions(), default=None)
     try:
         version = json.loads(files.read(ARMS))[arm]
     except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
@@ -50,9 +51,15 @@ class WeightFollower:
     A version that cannot be installed leaves the server where it is; /health then has the reason as "refused".
     """
 
-    def __init__(self, service: Service, folder: str, arm: str = "") -> None:
-        """arm: "anchor" or "candidate" of a release; "" follows the newest version."""
-        self._service, self._folder, self._arm = service, folder, arm
+    def __init__(self, service: Service, folder: str, arm: str = "", *, serves_other: bool = False) -> None:
+        """
+        Args:
+          arm: "anchor" or "candidate" of a release; "" follows the newest version.
+          serves_other: the server began with weights from elsewhere, whose version 0 is none of the folder's.
+        """
+        self._service, self._folder, self._arm, self._serves_other = service, folder, arm, serves_other
+        self._bad: tuple[int | None, str] = (None, "")
+        """The version that was refused though it is there, and why; it is not read again until another was wanted."""
         service.health |= {"follows": f"{PATCHES_PREFIX}{folder}", "arm": arm, "refused": ""}
 
     async def run(self) -> None:
@@ -61,7 +68,7 @@ class WeightFollower:
         while self._service.sampler.error is None:
             is_well = await self.look()
             wait = POLL_S if is_well else min(2 * wait, LONGEST_S)
-            await asyncio.sleep(wait)
+            await asyncio.sleep(wait * random.uniform(0.75, 1.25))  # not all servers at once
 
     async def look(self) -> bool:
         """Installs the version that is to be served, if it is another one; returns whether nothing was refused."""
@@ -80,12 +87,23 @@ class WeightFollower:
         assert service.load_weights is not None, "a server over several processes follows nothing"
         async with service.updating:
             served = service.sampler.version
-            if version == served:
+            if version != self._bad[0]:
+                self._bad = (None, "")
+            if version == served and not self._serves_other:
                 return
             if version < served:
                 raise UserError(f"version {version} is below version {served}, which is served; versions rise.")
-            params, router_bias = await service.load_weights(f"{PATCHES_PREFIX}{self._folder}", version)
-            await service.sampler.update_serving(params, router_bias, version, copy=False)
+            if version == self._bad[0]:
+                raise UserError(self._bad[1])
+            is_there = version in await asyncio.to_thread(ChainFiles(self._folder).versions)
+            try:
+                params, router_bias = await service.load_weights(f"{PATCHES_PREFIX}{self._folder}", version)
+                await service.sampler.update_serving(params, router_bias, version, copy=False)
+            except UserError as error:
+                if is_there:
+                    self._bad = (version, str(error))
+                raise
+            self._serves_other = False
 
     def _note(self, refused: str) -> bool:
         if refused and refused != self._service.health["refused"]:

@@ -33,32 +33,37 @@ class LearnerCheckpoints:
         Raises:
           UserError: a checkpoint cannot be read, or was deleted while it was copied.
         """
-        wanted, kept = set(versions), self._kept_versions()
-        for version in kept - wanted:
+        versions, kept = set(versions), self._kept_versions()
+        for version in kept - versions:
             shutil.rmtree(self._kept / str(version))
-        if wanted <= kept:
+        if versions <= kept:
             return
-        for step, version in self._steps().items():
-            if version in wanted - kept:
-                self._copy(step, version)
+        latest = {version: step for step, version in self._steps().items()}  # steps rise; not each makes a version
+        for version in latest.keys() & (versions - kept):
+            self._copy(latest[version], version)
+
+    def has(self, version: int) -> bool:
+        """Returns whether the state of a version is kept."""
+        return version in self._kept_versions()
 
     def restore(self, version: int, as_version: int) -> None:
         """Makes the state of a version the latest checkpoint, bit for bit, as that of `as_version`.
 
         Its cursor has the optimizer's step of that state and the task step of the run, whose tasks are not played
-        again. Checkpoints of versions between the two are deleted. A second call changes nothing.
+        again. Its JSON values have {"restores": version}. Checkpoints of all versions above are deleted. A second call
+        changes nothing.
 
         Raises:
           UserError: no state of this version was kept, or the run is in use.
         """
-        if version not in self._kept_versions():
+        if not self.has(version):
             raise UserError(
                 f"{self._kept} has no state of version {version}, so the learner cannot go back; release versions "
                 "that the learner has saved (rl.save_every), or roll back without --learner."
             )
         with self._locked(), CheckpointStore(self._kept) as kept:
             steps = self._steps()
-            if as_version in steps.values():
+            if steps and self._is_restored(max(steps), version, as_version):
                 return
             batches = len(read_journal(self._folder.parents[1] / "batches.jsonl"))
             step = max([*steps, batches])
@@ -68,7 +73,13 @@ class LearnerCheckpoints:
                 if of > version or old == step:
                     shutil.rmtree(self._folder / str(old))
             with CheckpointStore(self._folder, notes=notes) as store:
-                store.save(step, arrays=arrays, json={**kept.read_json(version), "cursor": cursor})
+                store.save(step, arrays=arrays, json={**kept.read_json(version), "cursor": cursor, "restores": version})
+
+    def _is_restored(self, step: int, version: int, as_version: int) -> bool:
+        """Returns whether a step is the state of `version` as that of `as_version`, and not one that was learned."""
+        with CheckpointStore(self._folder) as store:
+            values = store.read_json(step)
+        return values.get("restores") == version and values["cursor"]["weight_version"] == as_version
 
     def _steps(self) -> dict[int, int]:
         """Returns step -> version of its weights."""

@@ -116,7 +116,8 @@ def serve(address: str, options: ServeOptions) -> None:
     service = Service(sampler, text, ServerLimits(), load if process_count() == 1 else None, traffic)
     app = new_app(service, options.api_keys, options.control_key, LOCAL if local else ())
     if folder and process_count() == 1:
-        follow_while_serving(app, WeightFollower(service, folder, options.arm))
+        follower = WeightFollower(service, folder, options.arm, serves_other=bool(options.follow))
+        follow_while_serving(app, follower)
     server = uvicorn.Server(
         uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=GRACE_SECONDS, server_header=False)
     )

@@ -110,3 +110,72 @@ def test_damaged_pins_are_an_error_and_not_no_pins(folder):
     (Path(folder) / "pins.json").write_text("{")
     with pytest.raises(UserError, match=r"pins.json is damaged"):
         publisher.publish(weights(2), 2)
+
+
+def halves(version: int) -> dict[Shard, np.ndarray]:
+    """The same weights as `weights`, with the table cut between other rows."""
+    whole = np.concatenate([array for shard, array in weights(version).items() if shard.name == "table"], axis=1)
+    rows = {Shard("table", (at, 0), (6, 8)): whole[at : at + 3].copy() for at in (0, 3)}
+    return rows | {Shard("scale", (), ()): np.array(version, np.float32)}
+
+
+def test_a_trainer_that_runs_does_not_replace_a_restored_version(folder):
+    trainer = published(folder, range(6))
+    restore_version(folder, 2, 6)
+    pin_versions(folder, [6])
+    for version in (6, 7):
+        with pytest.raises(UserError, match="somebody else has published version 6"):
+            trainer.publish(weights(version), version)
+    assert received(folder, 6) == received(folder, 2)
+
+
+def test_a_pinned_version_has_its_weights_however_they_are_cut(folder):
+    published(folder, range(4))
+    pin_versions(folder, [3])
+    with pytest.raises(UserError, match="pinned and has other weights"):
+        WeightPublisher(folder).publish(halves(4) | {Shard("scale", (), ()): np.array(3, np.float32)}, 3)
+    again = WeightPublisher(folder)
+    again.publish(halves(3), 3)
+    again.publish(halves(4), 4)
+    assert received(folder, 4)["scale"] == np.array(4, np.float32).tobytes()
+
+
+def test_a_pinned_version_stays_as_it_is_while_a_learner_starts_again(folder):
+    """A server that reads between two processes of the learner gets the weights, and no zeros."""
+    published(folder, range(4))
+    pin_versions(folder, [3])
+    expected, reads = received(folder, 3), []
+    shards = list(halves(3).items())
+    for process in (0, 1):
+        publisher = WeightPublisher(
+            folder, process=process, processes=2, barrier=lambda: reads.append(received(folder, 3))
+        )
+        publisher.publish(dict(shards[process::2]), 3)
+    assert len(reads) >= 4 and all(read == expected for read in reads)
+    with pytest.raises(UserError, match="pinned and has other weights"):
+        WeightPublisher(folder, process=1, processes=2).publish({shards[1][0]: shards[1][1] + 1}, 3)
+
+
+def test_a_version_of_which_a_part_is_missing_is_not_loaded(folder):
+    WeightPublisher(folder).publish(dict(list(weights(1).items())[1:]), 1)
+    with pytest.raises(UserError, match="version 1 has only a part of table"):
+        WeightReceiver(folder).receive()
+
+
+def test_a_restored_version_is_found_whatever_came_after_it(folder):
+    published(folder, range(4))
+    pin_versions(folder, [1])
+    restore_version(folder, 1, 4)
+    WeightPublisher(folder).publish(weights(9), 9)
+    restore_version(folder, 1, 4)
+    assert received(folder, 4) == received(folder, 1)
+
+
+def test_a_chain_has_one_owner(folder):
+    published(folder, range(3))
+    pin_versions(folder, [1], "runs/a")
+    for owner in ("runs/b", ""):
+        with pytest.raises(UserError, match="are released from runs/a"):
+            pin_versions(folder, [2], owner)
+    pin_versions(folder, [2], "runs/a")
+    assert ChainFiles(folder).read_pins() == ({2}, "runs/a")

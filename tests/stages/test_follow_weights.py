@@ -63,12 +63,12 @@ def service(folder, sampler):
     return Service(sampler, checkpoint.text.named("small"), ServerLimits(), load)
 
 
-def look(service, folder, arm="") -> tuple[int, str]:
+def look(service, folder, arm="", **options) -> tuple[int, str]:
     """(version, why a version was refused) after one look."""
 
     async def once():
         async with service.sampler.serving():
-            await WeightFollower(service, folder, arm).look()
+            await WeightFollower(service, folder, arm, **options).look()
 
     asyncio.run(once())
     return service.sampler.version, service.health["refused"]
@@ -88,6 +88,17 @@ def test_a_server_takes_the_newest_version_by_itself(folder, service):
     assert look(service, folder) == (1, "")
     WeightPublisher(folder).publish(local_shards(weights(2)), 5)
     assert look(service, folder) == (5, "")
+
+
+def test_version_0_of_a_folder_replaces_weights_from_elsewhere(tmp_path, service, sampler):
+    chain = str(tmp_path / "other")
+    WeightPublisher(chain).publish(local_shards(weights(9)), 0)
+    first = weights(1)
+    sampler.update(first["params"], first["router_bias"], version=0)
+    before = sampler.checksums
+    assert look(service, chain) == (0, "") and sampler.checksums == before, "without it, 0 is the folder's own"
+    assert look(service, chain, serves_other=True) == (0, "")
+    assert sampler.checksums != before
 
 
 def test_an_arm_serves_what_its_release_says(folder, service):
@@ -119,6 +130,32 @@ def test_a_refused_version_leaves_the_server_where_it_is(folder, service, proble
     Path(folder, "arms.json").unlink(missing_ok=True)
     WeightPublisher(folder).publish(local_shards(weights(3)), 3)
     assert look(service, folder) == (3, ""), "the next one heals it"
+
+
+def test_a_refused_version_is_read_once(folder, service):
+    loads, load = [], service.load_weights
+    shards = {shard: array for shard, array in local_shards(weights(2)).items() if "embed" not in shard.name}
+    WeightPublisher(folder).publish(shards, 2)
+
+    async def counted(address, version):
+        loads.append(version)
+        return await load(address, version)
+
+    service.load_weights = counted
+    follower = WeightFollower(service, folder)
+
+    async def look_three_times():
+        async with service.sampler.serving():
+            assert [await follower.look() for _ in range(3)] == [False] * 3
+
+    asyncio.run(look_three_times())
+    assert loads == [2] and "another network" in service.health["refused"]
+
+
+def test_the_newest_version_is_found_without_reading_manifests(folder):
+    for manifest in Path(folder).glob("version-*/manifest.json"):
+        manifest.write_text("not read")
+    assert version_to_serve(folder, "") == 1
 
 
 def test_the_application_follows_while_it_serves(folder, service, monkeypatch):

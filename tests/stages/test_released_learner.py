@@ -64,6 +64,34 @@ def test_weights_and_optimizer_go_back_bit_for_bit(run):
     assert Cursor(**saved["cursor"]) == Cursor(task_step=5, weight_version=10, optimizer_step=2)
 
 
+def test_a_state_that_was_learned_is_not_taken_for_the_restored_one(run):
+    """The learner had saved version 9, which it had not published when version 6 was restored as 9."""
+    learner = LearnerCheckpoints(str(run / "checkpoints" / "rl"))
+    train(run, [1, 2])
+    learner.keep([6])
+    train(run, [3, 4, 5])
+    learner.restore(6, 9)
+    learner.keep([9])
+    learner.restore(9, 9 + 1)  # the restored version is itself gone back to
+    with CheckpointStore(run / "checkpoints" / "rl") as store:
+        restored, saved = restore_state(store, state(0))
+    assert bits(restored) == bits(state(2))
+    assert saved["cursor"]["weight_version"] == 10 and saved["restores"] == 9
+
+
+def test_the_latest_step_of_a_version_is_kept(run):
+    """A step without an update makes no version."""
+    learner = LearnerCheckpoints(str(run / "checkpoints" / "rl"))
+    with CheckpointStore(run / "checkpoints" / "rl", keep=2) as store:
+        for step in (1, 2):
+            save_state(store, state(step), step, cursor=Cursor(step, 5, 1).to_json())
+            store.wait()
+    learner.keep([5])
+    assert learner.has(5) and not learner.has(4)
+    with CheckpointStore(run / "checkpoints" / "rl-released") as kept:
+        assert kept.read_json(5)["cursor"]["task_step"] == 2
+
+
 def test_a_restoration_that_was_killed_in_between_is_done_again(run):
     learner = LearnerCheckpoints(str(run / "checkpoints" / "rl"))
     train(run, [1])

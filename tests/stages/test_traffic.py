@@ -78,7 +78,7 @@ def canary(tmp_path):
         publisher.publish({Shard("w", (0,), (3,)): np.full(3, version, np.float32)}, version)
     with ReleaseFolder(tmp_path, by="test", clock=lambda: now[0]) as releases:
         releases.adopt(str(tmp_path / "weights"), 4, 3)
-        releases.gated({"verdict": "pass", "reasons": []})
+        releases.record_gate({"verdict": "pass", "reasons": []})
         for fraction in (0.05, 0.25):
             release = releases.move("canary", "", fraction=fraction)
             now[0] += 3600

@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from composer_jax.atomic_write import write_atomically
-from composer_jax.checkpoint.pinned_versions import pin_versions, require_version, restore_version, weights_hash
+from composer_jax.checkpoint.pinned_versions import pin_versions, read_manifest, restore_version, weights_hash
 from composer_jax.checkpoint.weight_chain import ARMS, ChainFiles
 from composer_jax.errors import UserError
+from composer_jax.realtime.release.canary import next_fraction
 from composer_jax.storage.workdir import lock_folder
 
 FORMAT = 1
@@ -39,7 +40,7 @@ NEXT: Mapping[str, tuple[str, ...]] = {
     "held": ("gated", "canary", "failed", "rolled_back"),
     "released": ("rolled_back",),
     "failed": ("rolled_back",),
-    "rolled_back": (),
+    "rolled_back": ("rolled_back",),
 }
 """State -> states that may follow it. From `held` on it depends on the state before (`_next_states`)."""
 ENDED = ("released", "failed", "rolled_back")
@@ -63,7 +64,8 @@ class Release:
     fraction: float = 0.0
     """Of the users that have the candidate."""
     transitions: tuple[Mapping[str, Any], ...] = ()
-    """{"state", "time" in Unix seconds, "by", "reason"} and the fraction of a canary, in order."""
+    """{"state", "time" in Unix seconds, "by", "reason"}, in order; a canary has its "fraction", and a rollback the
+    version "as" which it published the older one."""
     hashes: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Of the weights of both versions (`weights_hash`), and what the caller names: config, commit."""
     sessions: tuple[str, ...] = ()
@@ -73,7 +75,8 @@ class Release:
     canary: tuple[Mapping[str, Any], ...] = ()
     """What each look at the canary saw."""
     rollback: Mapping[str, Any] | None = None
-    """{"to": VERSION, "as": VERSION, "reason"}: written before anything is undone, so that it goes on after a crash."""
+    """{"to": VERSION, "as": VERSION, "reason", "is_published"}: written before anything is undone, so that it goes on
+    after a crash."""
     learner: str = ""
     """The learner's checkpoints, which go back with the weights; "" without."""
 
@@ -85,7 +88,12 @@ class Release:
     @property
     def is_open(self) -> bool:
         """Whether it goes on; one that is being rolled back does."""
-        return self.state not in ENDED or (self.rollback is not None and self.state != "rolled_back")
+        return self.state not in ENDED or self.is_rolling_back
+
+    @property
+    def is_rolling_back(self) -> bool:
+        """Whether a rollback was begun that is not done."""
+        return self.rollback is not None and self.transitions[-1].get("as") != self.rollback["as"]
 
     @property
     def is_aa(self) -> bool:
@@ -102,6 +110,10 @@ class LearnerStates(Protocol):
 
     def keep(self, versions: Iterable[int]) -> None:
         """Keeps the states of these versions, where the learner still has them, and drops all others."""
+        ...
+
+    def has(self, version: int) -> bool:
+        """Returns whether the state of a version is kept."""
         ...
 
     def restore(self, version: int, as_version: int) -> None:
@@ -126,8 +138,7 @@ def served_versions(releases: Sequence[Release]) -> list[int]:
     for release in releases:
         if release.version is not None and any(row["state"] == "released" for row in release.transitions):
             served.append(release.version)
-        if release.rollback is not None and release.state == "rolled_back":
-            served.append(release.rollback["as"])
+        served += [row["as"] for row in release.transitions if row["state"] == "rolled_back"]
     return [version for i, version in enumerate(served) if i == 0 or served[i - 1] != version]
 
 
@@ -137,7 +148,8 @@ def pinned_versions(releases: Sequence[Release]) -> set[int]:
     for release in releases:
         if release.is_open:
             pinned |= {release.anchor} | ({release.version} if release.version is not None else set())
-            pinned |= {release.rollback["to"]} if release.rollback else set()
+        if release.is_rolling_back and (rollback := release.rollback):
+            pinned |= {rollback["to"], *([rollback["as"]] if rollback["is_published"] else [])}
     return pinned
 
 
@@ -145,7 +157,7 @@ def arms_of(releases: Sequence[Release]) -> dict[str, int]:
     """Returns what the servers of each arm serve: {"anchor", "candidate"}."""
     last = releases[-1]
     serving = served_versions(releases)[-1]
-    if last.rollback is not None and last.state != "rolled_back":
+    if last.is_rolling_back and last.rollback and last.rollback["is_published"]:
         return {"anchor": last.rollback["as"], "candidate": last.rollback["as"]}
     if last.version is not None and (last.state in ("gated", "canary") or _held_from(last) == "canary"):
         return {"anchor": last.anchor, "candidate": last.version}
@@ -218,7 +230,8 @@ class ReleaseFolder:
           hashes: of what else the release depends on, such as {"config", "commit"}.
 
         Raises:
-          UserError: another release is open, or the chain lacks the anchor.
+          UserError: another release is open, the chain lacks the anchor or is released from another folder, or the
+            learner has no state of the anchor.
         """
         return self._write(self._new(chain, anchor, learner, hashes), "collecting", "")
 
@@ -250,11 +263,11 @@ class ReleaseFolder:
         self._write(dataclasses.replace(self.last, sessions=free), "labelled", f"{len(free)} sessions")
         return free
 
-    def trained(self, version: int) -> Release:
+    def record_candidate(self, version: int) -> Release:
         """Records the candidate that was trained and published."""
         return self._write(self._with_candidate(self.last, version), "trained", "")
 
-    def gated(self, result: Mapping[str, Any]) -> Release:
+    def record_gate(self, result: Mapping[str, Any]) -> Release:
         """Records what the gate said: the release is `gated`, `held` or `failed`."""
         state = {"pass": "gated", "hold": "held", "fail": "failed"}[result["verdict"]]
         reason = "; ".join(result["reasons"]) or "every suite and monitor passes"
@@ -279,17 +292,21 @@ class ReleaseFolder:
         to: the version; None is the release's anchor. look: what the canary saw.
 
         Raises:
-          UserError: the last release has no candidate or is rolled back already, or the version cannot be restored.
+          UserError: the last release has no candidate, the version has not served all users or cannot be restored, or
+            the learner has no state of it.
         """
         last = self.last
         if "rolled_back" not in _next_states(last):
             raise UserError(f"release {last.number} is {last.state}; there is nothing to roll back.")
         to = last.anchor if to is None else to
-        require_version(ChainFiles(last.chain), to)
+        if to not in (served := served_versions(self.releases)):
+            raise UserError(
+                f"version {to} has not served all users; roll back to one that has: {', '.join(map(str, served))}."
+            )
+        read_manifest(ChainFiles(last.chain), to)
         looks = (*last.canary, *([look] if look is not None else []))
-        newest = max(ChainFiles(last.chain).manifests())
-        intent = {"to": to, "as": newest + 1, "reason": reason}
-        self._pin([*self.releases[:-1], dataclasses.replace(last, rollback=intent)])
+        intent = {"to": to, "as": _next_version(last.chain), "reason": reason, "is_published": False}
+        self._pin([*self.releases[:-1], dataclasses.replace(last, rollback=intent)], to)
         self._store(dataclasses.replace(last, rollback=intent, canary=looks))
         return self._finish_rollback()
 
@@ -298,13 +315,14 @@ class ReleaseFolder:
         if not self.releases:
             return
         last = self.last
-        if last.rollback is not None and last.state != "rolled_back":
+        if last.is_rolling_back:
             self._finish_rollback()
         elif last.state == "labelled":
             # Died between the publication of the candidate and this file: the manifest names the release.
             manifests = ChainFiles(last.chain).manifests()
-            if mine := [v for v, row in manifests.items() if row.get("release") == last.number and v > last.anchor]:
-                self.trained(max(mine))
+            labelled = (v for v, row in manifests.items() if row.get("release") == last.number and v > last.anchor)
+            if (candidate := max(labelled, default=None)) is not None:
+                self.record_candidate(candidate)
         self._follow()
 
     # ---------------------------------------------------------------- inside
@@ -324,8 +342,8 @@ class ReleaseFolder:
             raise UserError(f"the releases are of versions in {self.last.chain}, not {chain}; use another --workdir.")
         number = self.last.number + 1 if self.releases else 1
         learner = str(Path(learner).expanduser().absolute()) if learner else ""
-        known = {"anchor": weights_hash(chain, serving), **(hashes or {})}
-        return Release(number, chain, serving, secrets.token_hex(8), hashes=known, learner=learner)
+        hashes = {"anchor": weights_hash(chain, serving), **(hashes or {})}
+        return Release(number, chain, serving, secrets.token_hex(8), hashes=hashes, learner=learner)
 
     def _with_candidate(self, release: Release, version: int) -> Release:
         if version < release.anchor:
@@ -338,26 +356,35 @@ class ReleaseFolder:
 
     def _write(self, release: Release, state: str, reason: str) -> Release:
         """Writes a release in its next state, and does what follows from it."""
-        known = release.number == (self.releases[-1].number if self.releases else 0)
-        if known and state not in _next_states(release):
+        is_new = not self.releases or release.number != self.last.number
+        if not is_new and state not in (following := _next_states(self.last)):
             raise UserError(
                 f"release {release.number} is {release.state}, from which it cannot become {state}; it can become "
-                f"{', '.join(_next_states(release)) or 'nothing else'}."
+                f"{', '.join(following) or 'nothing else'}."
             )
-        row: dict[str, Any] = {"state": state, "time": self._now(), "by": self._by, "reason": reason}
+        if state == "gated" and release.gate is None:
+            raise UserError(f"release {release.number} has not been through the gate, so it cannot become gated.")
+        if state == "rolled_back" and not release.is_rolling_back:
+            raise UserError(f"release {release.number} becomes rolled_back by roll_back, which restores its weights.")
+        row: dict[str, Any] = {"state": state, "time": self._now(state), "by": self._by, "reason": reason}
         if state == "canary":
             row["fraction"] = release.fraction
+        if state == "rolled_back" and release.rollback:
+            row["as"] = release.rollback["as"]
         release = dataclasses.replace(release, transitions=(*release.transitions, row))
-        others = self.releases[:-1] if known else self.releases
-        self._pin([*others, release])  # before the file: no publisher may delete what the file names
+        others = self.releases if is_new else self.releases[:-1]
+        # Before the file: no publisher may delete what the file names.
+        self._pin([*others, release], release.anchor if is_new else None)
         self._store(release)
         self._follow()
         return release
 
-    def _now(self) -> float:
+    def _now(self, state: str) -> float:
         now = self._clock()
         times = [row["time"] for release in self.releases for row in release.transitions]
         if times and now < max(times):
+            if state == "rolled_back":  # users do not wait for a clock to be set right
+                return max(times)
             raise UserError(
                 f"the clock says {now:.0f}, which is {max(times) - now:.0f} s before the last transition; set it right."
             )
@@ -372,16 +399,24 @@ class ReleaseFolder:
             self.releases.append(release)
         return release
 
-    def _pin(self, releases: Sequence[Release]) -> None:
-        """Pins what the releases as they are and as they will be need."""
-        wanted = pinned_versions(releases) | (pinned_versions(self.releases) if self.releases else set())
+    def _pin(self, releases: Sequence[Release], anchor: int | None = None) -> None:
+        """Pins what the releases as they are and as they will be need.
+
+        anchor: a version to which the learner, if there is one, must be able to go back.
+        """
+        pins = pinned_versions(releases) | (pinned_versions(self.releases) if self.releases else set())
         last = releases[-1]
-        pin_versions(last.chain, wanted)
-        self._keep_learner(last, wanted)
+        self._keep(last, pins)
+        states = self._learner_of(last)
+        if states and anchor is not None and not states.has(anchor):
+            raise UserError(
+                f"the learner {last.learner} has no state of version {anchor}, to which it could not go back; "
+                "name a version that it has saved (rl.save_every), or begin the release without --learner."
+            )
 
     def _follow(self) -> None:
         """Makes pins and arms those that the files ask for."""
-        last, wanted = self.last, pinned_versions(self.releases)
+        last = self.last
         arms = json.dumps(arms_of(self.releases)).encode()
         files = ChainFiles(last.chain)
         try:
@@ -390,10 +425,11 @@ class ReleaseFolder:
             current = b""
         if current != arms:
             files.write(ARMS, arms)
-        pin_versions(last.chain, wanted)
-        self._keep_learner(last, wanted)
+        self._keep(last, pinned_versions(self.releases))
 
-    def _keep_learner(self, release: Release, versions: set[int]) -> None:
+    def _keep(self, release: Release, versions: set[int]) -> None:
+        """Keeps versions of the weights, and the learner's states of them."""
+        pin_versions(release.chain, versions, str(self.path.parent.absolute()))
         if states := self._learner_of(release):
             states.keep(versions)
 
@@ -407,11 +443,18 @@ class ReleaseFolder:
     def _finish_rollback(self) -> Release:
         last = self.last
         assert last.rollback is not None
-        to, as_version = last.rollback["to"], last.rollback["as"]
+        manifests, rollback = ChainFiles(last.chain).manifests(), dict(last.rollback)
+        to, as_version = rollback["to"], rollback["as"]
+        if manifests.get(as_version, {}).get("restores") != to and as_version <= max(manifests):
+            rollback["as"] = as_version = _next_version(last.chain)  # a trainer has published meanwhile
+            rollback["is_published"] = False
+            last = self._store(dataclasses.replace(last, rollback=rollback))
         restore_version(last.chain, to, as_version, {"release": last.number})
+        last = self._store(dataclasses.replace(last, rollback={**rollback, "is_published": True}))
+        self._follow()  # users have the older weights even if the learner cannot go back yet
         if states := self._learner_of(last):
             states.restore(to, as_version)
-        reason = f"version {as_version} has the weights of version {to}: {last.rollback['reason']}"
+        reason = f"version {as_version} has the weights of version {to}: {rollback['reason']}"
         return self._write(dataclasses.replace(last, fraction=0.0), "rolled_back", reason)
 
 
@@ -420,10 +463,19 @@ def _held_from(release: Release) -> str | None:
     return release.transitions[-2]["state"] if release.state == "held" else None
 
 
+def _next_version(chain: str) -> int:
+    """Returns a number above all versions, also above one that a trainer is writing."""
+    return max(ChainFiles(chain).versions(is_complete=False)) + 1
+
+
 def _next_states(release: Release) -> tuple[str, ...]:
+    if release.is_rolling_back:
+        return ("rolled_back",)
     if release.version is None and release.state == "failed":
         return ()
     before = _held_from(release)
+    if release.state == "canary" and next_fraction(release.fraction, is_aa=release.is_aa) is not None:
+        return tuple(state for state in NEXT["canary"] if state != "released")
     if before is None:
         return NEXT[release.state]
     return ("gated", "failed") if before == "trained" else ("canary", "rolled_back")

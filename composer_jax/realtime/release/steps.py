@@ -36,10 +36,10 @@ def gate_step(
     """
     release = _in_state(folder, "trained")
     if release.is_aa:
-        return folder.gated(EQUAL_WEIGHTS)
+        return folder.record_gate(EQUAL_WEIGHTS)
     if anchor is None or candidate is None:
         raise UserError("the gate needs --anchor and --candidate, stored evaluations of both versions.")
-    return folder.gated(gate(anchor, candidate, rules))
+    return folder.record_gate(gate(anchor, candidate, rules))
 
 
 def canary_step(

@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from composer_jax.checkpoint.pinned_versions import weights_hash
+from composer_jax.checkpoint.pinned_versions import restore_version, weights_hash
 from composer_jax.checkpoint.weight_chain import ChainFiles, Shard, WeightPublisher, WeightReceiver
 from composer_jax.errors import UserError
+from composer_jax.realtime.release import releases
 from composer_jax.realtime.release.canary import CanaryRules, LabelRow, arm_of
 from composer_jax.realtime.release.gate import GateRules
 from composer_jax.realtime.release.releases import ReleaseFolder, read_releases, served_versions
@@ -37,6 +38,9 @@ class States:
 
     def keep(self, versions):
         self.kept = set(versions)
+
+    def has(self, version):
+        return version in self.kept
 
     def restore(self, version, as_version):
         assert version in self.kept
@@ -98,7 +102,7 @@ def test_a_release_goes_through_every_state(tmp_path, chain, clock):
     with opened(tmp_path, clock) as folder:
         folder.adopt(chain, 5, 3, hashes={"commit": "abc"})
         assert (arms(chain), pins(chain)) == ({"anchor": 3, "candidate": 3}, {3, 5})
-        folder.gated(PASS)
+        folder.record_gate(PASS)
         assert arms(chain) == {"anchor": 3, "candidate": 5}
         assert released(folder, clock).state == "released"
         assert arms(chain) == {"anchor": 5, "candidate": 5}
@@ -123,7 +127,7 @@ def test_harm_rolls_back_weights_and_learner_at_once(tmp_path, chain, clock):
     with opened(tmp_path, clock, learner=lambda _: states) as folder:
         folder.adopt(chain, 7, 4, learner=str(tmp_path))
         assert states.kept == {4, 7}
-        folder.gated(PASS)
+        folder.record_gate(PASS)
         folder.move("canary", "", fraction=0.5)
         server.receive(arms(chain)["candidate"])
         assert look(folder, clock, users=2000, effect=-0.2).state == "rolled_back"
@@ -135,11 +139,143 @@ def test_harm_rolls_back_weights_and_learner_at_once(tmp_path, chain, clock):
     assert release.canary[-1]["decision"] == "roll back" and served_versions([release]) == [4, 8]
 
 
+class Died(Exception):
+    """A process was killed."""
+
+
+@pytest.fixture
+def canary(tmp_path, chain, clock):
+    """Release 1 of version 7 in its canary at 1 %; version 4 serves the others."""
+    with opened(tmp_path, clock) as folder:
+        folder.adopt(chain, 7, 4)
+        folder.record_gate(PASS)
+        folder.move("canary", "", fraction=0.01)
+        yield folder
+
+
+def test_a_version_that_came_between_a_rollback_and_its_publication(chain, canary, monkeypatch):
+    def restore(*arguments):
+        publish(chain, [8])
+        return restore_version(*arguments)
+
+    monkeypatch.setattr(releases, "restore_version", restore)
+    with pytest.raises(UserError, match="version 8 cannot restore"):
+        canary.roll_back("")
+    assert arms(chain) == {"anchor": 4, "candidate": 7}, "nothing serves what is not published"
+    for state in ("released", "canary"):
+        with pytest.raises(UserError, match="it can become rolled_back"):
+            canary.move(state, "", fraction=1.0)
+    monkeypatch.undo()
+    canary.reconcile()
+    assert (canary.last.state, arms(chain)["candidate"]) == ("rolled_back", 9)
+    assert weights_hash(chain, 9) == weights_hash(chain, 4)
+
+
+def test_a_rollback_that_died_after_its_publication_while_a_trainer_went_on(chain, canary, monkeypatch):
+    def restore(*arguments):
+        restore_version(*arguments)
+        publish(chain, [9])
+        raise Died
+
+    monkeypatch.setattr(releases, "restore_version", restore)
+    with pytest.raises(Died):
+        canary.roll_back("")
+    monkeypatch.undo()
+    canary.reconcile()
+    assert canary.last.state == "rolled_back" and arms(chain) == {"anchor": 8, "candidate": 8}
+
+
+def test_a_rollback_leaves_a_version_alone_that_is_being_written(chain, canary):
+    Path(chain, "version-00000008").mkdir()
+    assert canary.roll_back("").transitions[-1]["as"] == 9
+
+
+def test_users_go_back_before_a_learner_that_is_locked(tmp_path, chain, clock):
+    class Locked(States):
+        is_locked = True
+
+        def restore(self, version, as_version):
+            if self.is_locked:
+                raise UserError("the run is in use")
+            super().restore(version, as_version)
+
+    states = Locked()
+    with opened(tmp_path, clock, learner=lambda _: states) as folder:
+        folder.adopt(chain, 7, 4, learner=str(tmp_path))
+        folder.record_gate(PASS)
+        with pytest.raises(UserError, match="in use"):
+            folder.roll_back("")
+    assert arms(chain) == {"anchor": 8, "candidate": 8} and 8 in pins(chain)
+    states.is_locked = False
+    opened(tmp_path, clock, learner=lambda _: states).close()
+    assert read_releases(tmp_path)[0].state == "rolled_back" and states.calls == [(4, 8)]
+
+
+def test_a_learner_without_the_state_is_refused_at_the_beginning(tmp_path, chain, clock):
+    class Empty(States):
+        def keep(self, versions):
+            self.kept = set(versions) - {4}
+
+    with opened(tmp_path, clock, learner=lambda _: Empty()) as folder:
+        with pytest.raises(UserError, match="has no state of version 4"):
+            folder.adopt(chain, 7, 4, learner=str(tmp_path))
+        assert read_releases(tmp_path) == []
+
+
+def test_only_what_served_all_users_is_gone_back_to(chain, canary):
+    with pytest.raises(UserError, match="version 6 has not served all users; roll back to one that has: 4"):
+        canary.roll_back("", to=6)
+    canary.roll_back("")
+    assert canary.roll_back("the restoration was bad", to=4).state == "rolled_back"
+    assert arms(chain) == {"anchor": 9, "candidate": 9} and served_versions(canary.releases) == [4, 8, 9]
+
+
+def test_a_second_rollback_goes_on_after_a_crash(tmp_path, chain, canary, clock, monkeypatch):
+    def die(*_):
+        raise Died
+
+    canary.roll_back("")
+    monkeypatch.setattr(releases, "restore_version", die)
+    with pytest.raises(Died):
+        canary.roll_back("again")
+    monkeypatch.undo()
+    assert canary.last.is_open
+    canary.reconcile()
+    assert arms(chain)["anchor"] == 9 and not canary.last.is_open
+
+
+def test_a_rollback_does_not_wait_for_the_clock(canary, clock):
+    before = canary.last.transitions[-1]["time"]
+    clock.now = 10
+    assert canary.roll_back("").transitions[-1]["time"] == before
+
+
+def test_no_step_of_the_way_forward_is_left_out(tmp_path, chain, clock):
+    with opened(tmp_path, clock) as folder:
+        folder.adopt(chain, 7, 4)
+        with pytest.raises(UserError, match="has not been through the gate"):
+            folder.move("gated", "")
+        folder.record_gate(PASS)
+        with pytest.raises(UserError, match="by roll_back, which restores its weights"):
+            folder.move("rolled_back", "")
+        folder.move("canary", "", fraction=0.01)
+        with pytest.raises(UserError, match="cannot become released"):
+            folder.move("released", "", fraction=1.0)
+
+
+def test_a_chain_is_released_from_one_folder(tmp_path, chain, clock, canary):
+    with opened(tmp_path / "other", clock) as other:
+        with pytest.raises(UserError, match="are released from .*, not .*other"):
+            other.adopt(chain, 6, 5)
+        assert other.releases == []
+    assert arms(chain) == {"anchor": 4, "candidate": 7} and pins(chain) == {4, 7}
+
+
 def test_the_last_two_versions_that_served_all_stay(tmp_path, chain, clock):
     with opened(tmp_path, clock) as folder:
         for version in (1, 2, 5):
             folder.adopt(chain, version, 0 if version == 1 else None)
-            folder.gated(PASS)
+            folder.record_gate(PASS)
             released(folder, clock)
         assert pins(chain) == {2, 5}
         folder.roll_back("a person", to=2)
@@ -155,7 +291,7 @@ def test_sessions_are_in_one_release_only(tmp_path, chain, clock):
         publish(chain, [8], {"release": 1})
     with opened(tmp_path, clock) as folder:  # a process that died after it published
         assert (folder.last.state, folder.last.version) == ("trained", 8)
-        folder.gated({"verdict": "fail", "reasons": ["worse"]})
+        folder.record_gate({"verdict": "fail", "reasons": ["worse"]})
         folder.begin(chain)
         assert folder.claim(["a", "b", "c"]) == ("c",)
         with pytest.raises(UserError, match="cannot become labelled"):
@@ -165,7 +301,7 @@ def test_sessions_are_in_one_release_only(tmp_path, chain, clock):
 def test_no_state_is_skipped(tmp_path, chain, clock):
     with opened(tmp_path, clock) as folder:
         with pytest.raises(UserError, match="has no release"):
-            folder.gated(PASS)
+            folder.record_gate(PASS)
         folder.adopt(chain, 5, 3)
         for state in ("canary", "released", "rolled_back", "collecting", "trained"):
             with pytest.raises(UserError, match=f"is trained, from which it cannot become {state}"):
@@ -182,7 +318,7 @@ def test_a_person_decides_on_a_held_release(tmp_path, chain, clock):
     hold = {"verdict": "hold", "reasons": ["edit rate"]}
     with opened(tmp_path, clock) as folder:
         folder.adopt(chain, 5, 3)
-        folder.gated(hold)
+        folder.record_gate(hold)
         with pytest.raises(UserError, match="cannot become canary"):
             folder.move("canary", "")
         assert approve(folder, "looked at it").state == "gated"
@@ -195,7 +331,7 @@ def test_a_person_decides_on_a_held_release(tmp_path, chain, clock):
         folder.move("held", "again")
         folder.roll_back("a person")
         folder.adopt(chain, 8)  # the restored version serves
-        folder.gated(hold)
+        folder.record_gate(hold)
         assert refuse(folder, "no").state == "failed"
 
 
@@ -208,14 +344,14 @@ def test_an_a_a_test_comes_first(tmp_path, chain, clock):
         folder.adopt(chain, 5)
         with pytest.raises(UserError, match="needs --anchor and --candidate"):
             gate_step(folder, None, None, GateRules())
-        folder.gated(PASS)
+        folder.record_gate(PASS)
         assert canary_step(folder, [], RULES, clock=clock)[0].fraction == 0.01
 
 
 def test_without_an_a_a_test_no_canary_starts(tmp_path, chain, clock):
     with opened(tmp_path, clock) as folder:
         folder.adopt(chain, 5, 3)
-        folder.gated(PASS)
+        folder.record_gate(PASS)
         with pytest.raises(UserError, match="begin a release with --version=3 first, or give --skip_aa"):
             canary_step(folder, [], RULES, clock=clock)
 
@@ -231,7 +367,7 @@ def test_a_clock_that_goes_backwards_is_refused(tmp_path, chain, clock):
         folder.adopt(chain, 5, 3)
         clock.now = 500
         with pytest.raises(UserError, match="the clock says 501, which is 500 s before the last transition"):
-            folder.gated(PASS)
+            folder.record_gate(PASS)
         assert read_releases(tmp_path)[0].state == "trained"
 
 
@@ -253,7 +389,7 @@ def test_versions_that_cannot_be_released(tmp_path, chain, clock, arguments, sen
 def test_versions_that_do_not_fit_the_releases_before(tmp_path, chain, clock):
     with opened(tmp_path, clock) as folder:
         folder.adopt(chain, 5, 3)
-        folder.gated({"verdict": "fail", "reasons": []})
+        folder.record_gate({"verdict": "fail", "reasons": []})
         with pytest.raises(UserError, match="version 3 serves now, not 5"):
             folder.adopt(chain, 6, 5)
         with pytest.raises(UserError, match="use another --workdir"):

@@ -24,7 +24,7 @@ def release(tmp_path):
         publisher.publish({Shard("w", (0,), (2,)): np.full(2, version, np.float32)}, version)
     with ReleaseFolder(tmp_path, by="test") as folder:
         folder.adopt(str(tmp_path / "weights"), 2, 1)
-        folder.gated({"verdict": "pass", "reasons": []})
+        folder.record_gate({"verdict": "pass", "reasons": []})
         return folder.move("canary", "", fraction=0.5)
 
 
