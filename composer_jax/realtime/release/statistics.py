@@ -39,8 +39,8 @@ def noninferiority(
 ) -> NonInferiority:
     """Returns the one-sided paired test of `mean difference > -margin`.
 
-    It passes iff D - t sd / sqrt(n) >= -margin, t being Student's quantile of `level` (see `t_quantile`). That nothing
-    significant was found is no such result: a suite of few tasks never finds anything.
+    It passes iff D - t sd / sqrt(n) >= -margin, t being Student's quantile of `level` (see `t_quantile`). A test that
+    finds no significant difference shows no such thing: a suite of few tasks never finds one.
 
     Args:
       differences: [N], one per task: solved by the candidate minus solved by the anchor, each the mean over attempts.
@@ -125,27 +125,6 @@ def tightest_at(users: int, alpha: float = 0.05) -> float:
     return math.sqrt((log + math.log(log) + 1) / users)
 
 
-def mixture_sprt_p_values(
-    means: np.ndarray, variances: np.ndarray, tau: float, is_candidate: np.ndarray | None = None
-) -> np.ndarray:
-    """Returns always-valid p-values of "the mean is 0" after each user.
-
-    The mixture sequential probability ratio test with a normal prior of standard deviation tau (Johari et al., "Always
-    valid inference", arXiv 1512.04922): p_n = min(p_{n-1}, 1 / L_n), L_n the likelihood ratio of the mixture.
-
-    Args:
-      means, variances: [..., N] running means and variances (`running_moments`).
-      is_candidate: of two arms, as for `confidence_sequence`.
-    """
-    count = np.arange(1, means.shape[-1] + 1)
-    prior = count * tau**2
-    variances = np.maximum(variances, 1e-300)  # of equal values
-    log_ratio = 0.5 * np.log(variances / (variances + prior))
-    log_ratio += (count * tau * means) ** 2 / (2 * variances * (variances + prior))
-    p = np.minimum(1.0, np.exp(-np.minimum(log_ratio, 700)))
-    return np.minimum.accumulate(np.where(_may_look(p.shape, is_candidate), p, 1.0), axis=-1)
-
-
 def running_moments(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns (means, variances) of the first 1, 2, ... of the values along the last axis; the variance of one is 0."""
     count = np.arange(1, values.shape[-1] + 1)
@@ -183,7 +162,7 @@ def effect_terms(values: np.ndarray, is_candidate: np.ndarray, fraction: np.ndar
 
     The augmented inverse-propensity term of a randomised experiment (arXiv 2103.06476, section 4): with running means
     m of the users before, m_c - m_a + [candidate] (y - m_c) / p - [anchor] (y - m_a) / (1 - p). Each has the effect as
-    its expectation whatever p is, so one sequence goes on while the fraction of the candidate rises.
+    its expectation whatever p is. The first user's term is 0, because there is no mean before.
 
     Args:
       values: [..., N] a mean per user, in the order in which the users came.
@@ -196,22 +175,20 @@ def effect_terms(values: np.ndarray, is_candidate: np.ndarray, fraction: np.ndar
 
 
 def _mean_before(values: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """Returns the mean of the chosen values before each one; before the first, that of all values before."""
+    """Returns the mean of the chosen values before each one, or else of all before; of the first value, itself."""
     sums, counts = np.cumsum(np.where(chosen, values, 0.0), axis=-1), np.cumsum(chosen, axis=-1)
     totals = np.cumsum(values, axis=-1) / np.arange(1, values.shape[-1] + 1)
     means = np.where(counts > 0, sums / np.maximum(counts, 1), totals)
-    return np.concatenate([np.zeros_like(values[..., :1]), means[..., :-1]], axis=-1)
+    return np.concatenate([values[..., :1], means[..., :-1]], axis=-1)
 
 
-def arm_sizes_p_value(candidates: int, users: int, expected_candidates: float) -> float:
-    """Returns the p-value of the chi-square test of two arm sizes, with one degree of freedom.
+def arm_sizes_half_width(users, fraction: float, rho: float, alpha: float = 0.001):
+    """Returns how far the candidate's share of users may be from `fraction`, at all counts together.
 
-    expected_candidates: the sum over users of the fraction at which each came.
+    A chi-square test at each look would find a wrong size sooner or later. Infinite before FIRST_LOOK users are due in
+    each arm: of ten users at 1 %, one candidate says nothing.
+
+    users: a number or an array of counts. rho: as of `confidence_sequence_half_width`.
     """
-    expected = (expected_candidates, users - expected_candidates)
-    if min(expected) <= 0:
-        return 1.0 if candidates == expected_candidates else 0.0
-    statistic = sum(
-        (seen - due) ** 2 / due for seen, due in zip((candidates, users - candidates), expected, strict=True)
-    )
-    return math.erfc(math.sqrt(statistic / 2))
+    half_width = confidence_sequence_half_width(users, math.sqrt(fraction * (1 - fraction)), rho, alpha)
+    return np.where(users * min(fraction, 1 - fraction) >= FIRST_LOOK, half_width, np.inf)

@@ -49,16 +49,15 @@ def canary_step(
     *,
     servers: Sequence[str] = (),
     service: Mapping[str, ServiceSample] | None = None,
-    monitors: Mapping[str, tuple[float, float]] | None = None,
     skip_aa: bool = False,
     clock: Callable[[], float] = time.time,
 ) -> tuple[Release, str]:
     """Starts the canary of a gated release, or looks at the one that runs; returns the release and what was decided.
 
     Args:
-      rows: all labels of this release's canary so far.
+      rows: all labels of this release's canary so far; those of its other steps are left out.
       servers: addresses of the candidate's servers, which must answer its version before it starts.
-      service, monitors: as of `look`.
+      service: as of `look`.
       skip_aa: starts without an A/A test in this folder before.
 
     Raises:
@@ -68,7 +67,10 @@ def canary_step(
     if release.state == "gated":
         return _start(folder, servers, skip_aa), "the canary starts"
     release = _in_state(folder, "canary")
-    seen = look(rows, rules, is_aa=release.is_aa, service=service, monitors=monitors)
+    rows = [row for row in rows if row.fraction == release.fraction]
+    # Only a person's approval leads from a hold back to the canary.
+    approved = {name for before in release.canary if before["decision"] == "hold" for name in before["held_by"]}
+    seen = look(rows, rules, is_aa=release.is_aa, service=service, approved=approved)
     now = clock()
     decision, reason = decide(seen, rules, now - release.transitions[-1]["time"])
     seen = {"time": now, "fraction": release.fraction, **seen, "decision": decision, "reason": reason}
