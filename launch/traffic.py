@@ -110,7 +110,13 @@ def main(values, words):
 
         for name in ("anchor", "candidate"):
             _require(values, name, "route")
-        route(values.workdir, values.anchor, values.candidate, values.host or "127.0.0.1", values.port or 8000)
+        route(
+            values.workdir,
+            values.anchor,
+            values.candidate,
+            values.host or "127.0.0.1",
+            8000 if values.port is None else values.port,
+        )
         return
     if command in ("label", "forget"):
         {"label": _label, "forget": _forget}[command](values)
