@@ -5,17 +5,19 @@
 Needs no network, no model and one core for less than a minute; every number has a fixed seed.
 """
 
+import collections
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from composer_jax.errors import UserError
 from composer_jax.realtime.release.canary import ARM_SIZES_ALPHA
+from composer_jax.realtime.release.gate import GateRules, gate
 from composer_jax.realtime.release.statistics import (
     arm_sizes_half_width,
     confidence_sequence,
     effect_terms,
-    noninferiority,
     required_tasks,
     running_moments,
     tightest_at,
@@ -25,8 +27,8 @@ RUNS, USERS = 2000, 2000
 EFFECT = 0.1
 """In standard deviations of the users' means."""
 SUITES, MARGIN = 3, 0.03
-PLANNED_POWER = 0.92
-"""Of an equal candidate to pass all suites, for which the tasks are counted."""
+TASKS = [f"task{i}" for i in range(5000)]
+"""Their names."""
 
 
 def two_arms(
@@ -82,19 +84,44 @@ def arm_size_alarms(
 def gate_rates(
     worse: tuple[float, ...], *, runs: int = RUNS, tasks: int | None = None, seed: int = 2
 ) -> dict[str, float]:
-    """Returns how often the gate passes a candidate, and what that took.
+    """Returns how often the gate passes a candidate and how often it asks for more tasks, and what that took.
 
     worse: per suite, by how much the candidate's chance to solve a task is below the anchor's. Tasks are solved in the
       mean over four attempts, with chances that differ by task.
     tasks: per suite; None is what `required_tasks` says for the standard deviation of the differences.
     """
     sd = float(np.std(_differences(np.random.default_rng(99), 0.0, 100_000)))
-    tasks = required_tasks(sd, MARGIN, suites=len(worse), power=PLANNED_POWER) if tasks is None else tasks
-    rng, passes = np.random.default_rng(seed), 0
+    tasks = required_tasks(sd, MARGIN, suites=len(worse)) if tasks is None else tasks
+    rng, verdicts = np.random.default_rng(seed), collections.Counter()
     for _ in range(runs):
-        differences = [_differences(rng, fall, tasks) for fall in worse]
-        passes += all(noninferiority(one, MARGIN).passed for one in differences)
-    return {"tasks_per_suite": tasks, "sd": sd, "passed": passes / runs}
+        verdicts[gate_verdict([_differences(rng, fall, tasks) for fall in worse])] += 1
+    return {
+        "tasks_per_suite": tasks,
+        "sd": sd,
+        "passed": verdicts["pass"] / runs,
+        "refused": verdicts["refused"] / runs,
+    }
+
+
+def gate_verdict(suites: Sequence[np.ndarray]) -> str:
+    """Returns what the gate says of differences by task, or "refused" if it asks for more tasks."""
+    anchor, candidate = {}, {}
+    for i, differences in enumerate(suites):
+        names = TASKS[: len(differences)]
+        solved = np.maximum(0, -differences)
+        anchor[str(i)] = {"solved": dict(zip(names, solved.tolist(), strict=True))}
+        candidate[str(i)] = {"solved": dict(zip(names, (solved + differences).tolist(), strict=True))}
+    try:
+        return gate(anchor, candidate, GateRules(MARGIN, monitors=()))["verdict"]
+    except UserError:
+        return "refused"
+
+
+def broken_tasks_rate(tasks: int, *, runs: int = 20_000, seed: int = 6) -> float:
+    """Returns how often the gate passes a candidate that mends no task and breaks each with the margin's chance."""
+    counts, times = np.unique(np.random.default_rng(seed).binomial(tasks, MARGIN, runs), return_counts=True)
+    passes = [gate_verdict([np.where(np.arange(tasks) < count, -1.0, 0.0)]) == "pass" for count in counts]
+    return float(times[passes].sum() / runs)
 
 
 def _differences(rng: np.random.Generator, worse: float, tasks: int) -> np.ndarray:
@@ -121,9 +148,9 @@ def table() -> dict[str, object]:
         "arm_sizes_held": {f"{p:.2f}": arm_size_alarms(p) for p in (0.5, 0.25, 0.05, 0.01)},
         "arm_sizes_held_at_0.30_for_0.25": arm_size_alarms(0.25, assigned=0.3, runs=300),
         "gate_one_suite_worse_by_margin": gate_rates((MARGIN, *equal[1:])),
-        "gate_all_suites_worse_by_margin": gate_rates((MARGIN,) * SUITES),
         "gate_single_suite_worse_by_margin": gate_rates((MARGIN,)),
         "gate_equal": gate_rates(equal),
+        "gate_only_breaks_tasks": {n: broken_tasks_rate(n) for n in (100, 150, 300, 620, 1000)},
     }
 
 

@@ -192,11 +192,10 @@ def _begin(folder, values):
 
 
 def _gate(folder, values):
-    from composer_jax.realtime.release.gate import GateRules, read_evaluation
+    from composer_jax.realtime.release.gate import GateRules
     from composer_jax.realtime.release.steps import gate_step
 
-    anchor, candidate = (read_evaluation(file) if file else None for file in (values.anchor, values.candidate))
-    gate_step(folder, anchor, candidate, GateRules(**_given(values, "margin")))
+    gate_step(folder, values.anchor, values.candidate, GateRules(**_given(values, "margin")))
 
 
 def _canary(folder, values):
@@ -205,6 +204,8 @@ def _canary(folder, values):
 
     if values.labels and values.traffic:
         raise UserError(f"--labels={values.labels} and --traffic are two sources of labels; give one of the two.")
+    if folder.last.state == "gated":
+        _require(values, "server", "canary")
     canary_step(
         folder,
         read_rows(values.labels) if values.labels else _canary_labels(folder, values),
@@ -239,7 +240,7 @@ def _given(values, *names):
 
 
 def _require(values, name, command):
-    if values[name].value is None:
+    if values[name].value in (None, []):
         raise UserError(f"{command} needs --{name}: {values[name].help}")
 
 

@@ -27,7 +27,7 @@ class NonInferiority:
     """Of the differences, candidate minus anchor."""
     sd: float
     lower: float
-    """Lower end of the one-sided interval of the mean."""
+    """Lower end of the one-sided interval of the mean, one pseudo task included (see `noninferiority`)."""
     margin: float
     promised_margin: float
     """The smallest margin that an equal candidate meets with the power asked for (see `promised_margin`)."""
@@ -40,7 +40,9 @@ def noninferiority(
     """Returns the one-sided paired test of `mean difference > -margin`.
 
     It passes iff D - t sd / sqrt(n) >= -margin, t being Student's quantile of `level` (see `t_quantile`). A test that
-    finds no significant difference shows no such thing: a suite of few tasks never finds one.
+    finds no significant difference shows no such thing: a suite of few tasks never finds one. D, sd and n include a
+    pseudo task that only the candidate fails: where a candidate breaks few tasks and mends none, the sample has too
+    small a standard deviation when it has too few broken tasks, and a t-test passes one such candidate in five.
 
     Args:
       differences: [N], one per task: solved by the candidate minus solved by the anchor, each the mean over attempts.
@@ -52,7 +54,9 @@ def noninferiority(
     if count < 2:
         raise ValueError(f"{count} tasks have no standard deviation; at least two are needed")
     mean, sd = float(np.mean(differences)), float(np.std(differences, ddof=1))
-    lower = mean - t_quantile(1 - level, count - 1) * sd / math.sqrt(count)
+    with_pseudo = np.append(differences, -1.0)
+    error = float(np.std(with_pseudo, ddof=1)) / math.sqrt(count + 1)
+    lower = float(np.mean(with_pseudo)) - t_quantile(1 - level, count) * error
     promised = promised_margin(count, sd, level=level, power=power)
     return NonInferiority(count, mean, sd, lower, margin, promised, lower >= -margin)
 
@@ -60,11 +64,11 @@ def noninferiority(
 def promised_margin(tasks: int, sd: float, *, level: float = 0.05, power: float = 0.9) -> float:
     """Returns the smallest margin that a candidate equal to its anchor meets with probability `power`.
 
-    (t_{1-level} + z_power) sd / sqrt(n), and at least 3/n: of n tasks without a difference, one in n/3 may still differ
-    (the rule of three).
+    (t_{1-level} + z_power) sqrt((sd^2 + 1/n) / n) + 1/n, whose 1/n are the pseudo task, and at least 3/n: of n tasks
+    without a difference, one in n/3 may still differ (the rule of three).
     """
-    quantiles = t_quantile(1 - level, tasks - 1) + z_quantile(power)
-    return max(quantiles * sd / math.sqrt(tasks), 3 / tasks)
+    quantiles = t_quantile(1 - level, tasks) + z_quantile(power)
+    return max(quantiles * math.sqrt((sd**2 + 1 / tasks) / tasks) + 1 / tasks, 3 / tasks)
 
 
 def required_tasks(sd: float, margin: float, *, suites: int = 1, level: float = 0.05, power: float = 0.9) -> int:
@@ -72,12 +76,15 @@ def required_tasks(sd: float, margin: float, *, suites: int = 1, level: float = 
 
     A candidate passes iff it passes every suite, so the level needs no correction (an intersection-union test: one
     suite in which it is worse by the margin refuses it with probability 1 - level). The power does: suites that are
-    independent pass together with the product of their powers, so each needs power^(1/suites), and
-
-        n = ((z_{1-level} + z_{power^(1/suites)}) sd / margin)^2.
+    independent pass together with the product of their powers, so each needs power^(1/suites), and n is the smallest
+    with promised_margin(n) <= margin: somewhat above ((z_{1-level} + z_{power^(1/suites)}) sd / margin)^2.
     """
-    quantiles = z_quantile(1 - level) + z_quantile(suite_power(power, suites))
-    return math.ceil(max((quantiles * sd / margin) ** 2, 3 / margin))
+    power = suite_power(power, suites)
+    quantiles = z_quantile(1 - level) + z_quantile(power)
+    tasks = max(2, math.ceil((quantiles * sd / margin) ** 2))
+    while promised_margin(tasks, sd, level=level, power=power) > margin:
+        tasks += 1
+    return tasks
 
 
 def suite_power(power: float, suites: int) -> float:

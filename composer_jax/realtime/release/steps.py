@@ -17,7 +17,7 @@ from composer_jax.realtime.release.canary import (
     next_fraction,
     require_version,
 )
-from composer_jax.realtime.release.gate import GateRules, gate
+from composer_jax.realtime.release.gate import GateRules, gate, read_evaluation
 from composer_jax.realtime.release.releases import Release, ReleaseFolder, arms_of, pinned_versions, served_versions
 from composer_jax.storage.workdir import read_run_config
 
@@ -25,21 +25,23 @@ EQUAL_WEIGHTS = {"verdict": "pass", "reasons": ["an A/A test: both arms have the
 
 
 def gate_step(
-    folder: ReleaseFolder, anchor: Mapping[str, Any] | None, candidate: Mapping[str, Any] | None, rules: GateRules
+    folder: ReleaseFolder, anchor: str | Path | None, candidate: str | Path | None, rules: GateRules
 ) -> Release:
     """Tests the candidate of the release that is `trained`; returns the release, gated, held or failed.
 
-    anchor, candidate: evaluations of both (`read_evaluation`); an A/A test needs none.
+    anchor, candidate: files of evaluations of both, whose hashes the release gets; an A/A test needs none.
 
     Raises:
-      UserError: the release is in another state, or as `gate` does.
+      UserError: the release is in another state, or as `read_evaluation` and `gate` do.
     """
     release = _in_state(folder, "trained")
     if release.is_aa:
         return folder.gated(EQUAL_WEIGHTS)
     if anchor is None or candidate is None:
         raise UserError("the gate needs --anchor and --candidate, stored evaluations of both versions.")
-    return folder.gated(gate(anchor, candidate, rules))
+    read = {"anchor": read_evaluation(anchor), "candidate": read_evaluation(candidate)}
+    result = gate(read["anchor"]["suites"], read["candidate"]["suites"], rules)
+    return folder.gated(result | {"evaluations": {arm: one["sha256"] for arm, one in read.items()}})
 
 
 def canary_step(

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.traffic_statistics import arm_size_alarms, gate_rates, matched_rate, rejection_rates
+from benchmarks.traffic_statistics import arm_size_alarms, broken_tasks_rate, gate_rates, matched_rate, rejection_rates
 from composer_jax.realtime.release.statistics import (
     FIRST_LOOK,
     confidence_sequence,
@@ -65,15 +65,24 @@ def test_students_quantile(probability, freedom, exact):
 
 
 def test_a_margin_that_few_tasks_can_promise():
-    assert promised_margin(150, 0.3, power=0.8) == pytest.approx(0.061, abs=0.001)
-    assert required_tasks(0.3, 0.03, power=0.8) == 619
-    assert required_tasks(0.3, 0.03, suites=3) > required_tasks(0.3, 0.03) > 619
-    assert promised_margin(20, 0.0) == 3 / 20, "no difference among few tasks promises little"
+    assert promised_margin(150, 0.3, power=0.8) == pytest.approx(0.07, abs=0.002)
+    tasks = required_tasks(0.3, 0.03)
+    assert promised_margin(tasks, 0.3) <= 0.03 < promised_margin(tasks - 1, 0.3)
+    assert 619 < required_tasks(0.3, 0.03, power=0.8) < 719
+    assert required_tasks(0.3, 0.03, suites=3) > required_tasks(0.3, 0.03) > 719
+    assert promised_margin(20, 0.0) >= 3 / 20, "no difference among few tasks promises little"
+    assert promised_margin(20, 0.0, level=0.4, power=0.5) == 3 / 20
 
 
 def test_the_gate_refuses_a_candidate_that_is_worse_by_the_margin_and_passes_an_equal_one():
     assert gate_rates((0.03, 0.0), runs=300)["passed"] <= 0.07
-    assert gate_rates((0.0, 0.0), runs=300)["passed"] >= 0.88
+    equal = gate_rates((0.0, 0.0), runs=300)
+    assert equal["passed"] >= 0.87 and equal["refused"] <= 0.1
+
+
+@pytest.mark.parametrize("tasks", [100, 300])
+def test_the_gate_refuses_a_candidate_that_only_breaks_tasks(tasks):
+    assert broken_tasks_rate(tasks) <= 0.06
 
 
 def test_a_shift_of_every_difference_moves_the_lower_end():
