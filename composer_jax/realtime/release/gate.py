@@ -145,9 +145,9 @@ def _test_suite(
             f"suite {name!r} has {anchor.get('attempts')} attempts of the anchor and {candidate.get('attempts')} of "
             "the candidate at each task; evaluate both with one config."
         )
-    tasks = sorted(anchor["solved"])
-    unpaired = len(anchor["solved"].keys() ^ candidate["solved"].keys())
-    both = len(anchor["solved"].keys() & candidate["solved"].keys())
+    tasks = anchor["solved"].keys()
+    both = len(tasks & candidate["solved"].keys())
+    unpaired = len(tasks) + len(candidate["solved"]) - 2 * both
     if unpaired > UNPAIRED * (both + unpaired):
         raise UserError(
             f"suite {name!r} has {unpaired} tasks that only one evaluation has, and {both} that both have; evaluate "
@@ -159,7 +159,7 @@ def _test_suite(
     power = suite_power(rules.power, suites)
     result = noninferiority(differences, rules.margin, level=rules.level, power=power)
     row = dataclasses.asdict(result) | {"unpaired": unpaired}
-    return row | {"differences": {task: float(d) for task, d in zip(tasks, differences, strict=True)}}
+    return row | {"differences": dict(zip(tasks, differences.tolist(), strict=True))}
 
 
 def _require_tasks(suites: Mapping[str, Mapping[str, Any]], rules: GateRules) -> None:
