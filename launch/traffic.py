@@ -110,7 +110,13 @@ def main(values, words):
 
         for name in ("anchor", "candidate"):
             _require(values, name, "route")
-        route(values.workdir, values.anchor, values.candidate, values.host or "127.0.0.1", values.port or 8000)
+        route(
+            values.workdir,
+            values.anchor,
+            values.candidate,
+            values.host or "127.0.0.1",
+            8000 if values.port is None else values.port,
+        )
         return
     if command in ("label", "forget"):
         {"label": _label, "forget": _forget}[command](values)
@@ -186,11 +192,10 @@ def _begin(folder, values):
 
 
 def _gate(folder, values):
-    from composer_jax.realtime.release.gate import GateRules, read_evaluation
+    from composer_jax.realtime.release.gate import GateRules
     from composer_jax.realtime.release.steps import gate_step
 
-    anchor, candidate = (read_evaluation(file) if file else None for file in (values.anchor, values.candidate))
-    gate_step(folder, anchor, candidate, GateRules(**_given(values, "margin")))
+    gate_step(folder, values.anchor, values.candidate, GateRules(**_given(values, "margin")))
 
 
 def _canary(folder, values):
@@ -199,6 +204,8 @@ def _canary(folder, values):
 
     if values.labels and values.traffic:
         raise UserError(f"--labels={values.labels} and --traffic are two sources of labels; give one of the two.")
+    if folder.last.state == "gated":
+        _require(values, "server", "canary")
     canary_step(
         folder,
         read_rows(values.labels) if values.labels else _canary_labels(folder, values),
@@ -233,7 +240,7 @@ def _given(values, *names):
 
 
 def _require(values, name, command):
-    if values[name].value is None:
+    if values[name].value in (None, []):
         raise UserError(f"{command} needs --{name}: {values[name].help}")
 
 

@@ -1,6 +1,11 @@
 """launch.traffic: a release from two versions and two evaluations, and sentences for wrong flags."""
 
+import contextlib
+import hashlib
+import http.server
 import json
+import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -38,15 +43,42 @@ def evaluation(tmp_path, name, seed):
     return str(tmp_path / name)
 
 
+@contextlib.contextmanager
+def server_of_version(version):
+    """The address of a server that says which weights it serves."""
+
+    class Health(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps({"weight_version": version}).encode())
+
+        def log_message(self, format, *args):
+            del format, args
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Health) as listening:
+        thread = threading.Thread(target=listening.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{listening.server_port}"
+        listening.shutdown()
+        thread.join()
+
+
 def test_a_release_and_its_rollback(tmp_path, run, weights):
     anchor, candidate = evaluation(tmp_path, "a.json", 0), evaluation(tmp_path, "b.json", 0)
     code, shown, err = run("begin", f"--weights={weights}", "--version=3", "--serving=1")
     assert (code, shown["releases"][0]["state"], shown["serving"]) == (0, "trained", 1), err
     code, shown, _ = run("gate", f"--anchor={anchor}", f"--candidate={candidate}")
     assert code == 0 and shown["releases"][0]["gate"]["suites"]["bugs"]["passed"]
-    code, _, err = run("canary")
-    assert code == 2 and "no A/A test" in err
-    assert run("canary", "--skip_aa")[1]["releases"][0]["fraction"] == 0.01
+    hashes = json.loads((tmp_path / "releases" / "0001.json").read_text())["gate"]["evaluations"]
+    files = {"anchor": anchor, "candidate": candidate}
+    assert hashes == {arm: hashlib.sha256(Path(file).read_bytes()).hexdigest() for arm, file in files.items()}
+    code, _, err = run("canary", "--skip_aa")
+    assert code == 2 and "canary needs --server" in err
+    with server_of_version(3) as server:
+        code, _, err = run("canary", f"--server={server}")
+        assert code == 2 and "no A/A test" in err
+        assert run("canary", f"--server={server}", "--skip_aa")[1]["releases"][0]["fraction"] == 0.01
     code, shown, _ = run("canary")
     assert (code, shown["releases"][0]["canary"][0]["decision"]) == (0, "wait")
     code, shown, _ = run("rollback", "--reason=users complain")

@@ -22,7 +22,7 @@ from launch import hosts, traffic
 from tests.launch.in_process import run_here
 from tests.stages.base_model import write_base
 
-AGO = 3 * 3600.0
+AGO = 5 * 3600.0
 """Sessions are so old, which is more than the horizon and the grace."""
 
 
@@ -99,10 +99,10 @@ def test_labels_of_two_servers_are_the_rows_of_a_canary(write, run, canary):
         ("candidate", 0.05, 0.5),
     ]
     assert len({row.user for row in rows}) == 4, "the session before the canary has no row"
-    code, out, err = run("canary", *words[:2])
+    code, out, err = run("canary", *words[:3])
     assert code == 0, err
     seen = json.loads(out.splitlines()[-1])["releases"][0]["canary"][-1]
-    assert (seen["users"], seen["candidates"], seen["decision"]) == (4, 1, "wait")
+    assert (seen["fraction"], seen["users"], seen["candidates"], seen["decision"]) == (0.25, 1, 1, "wait")
 
 
 def test_a_session_of_the_canary_without_an_arm_is_named(write, run, canary):

@@ -1,7 +1,9 @@
 """Canary: which users have the candidate, what their labels say about it, and what follows.
 
 A user's arm is a hash of the release's salt and the user, so it stays the same from request to request, and for as long
-as the fraction does not fall. Every look tests all labels so far; the tests hold at all looks together (statistics.py).
+as the fraction does not fall. A step's looks test the labels of sessions that began in it: users who return get the
+candidate when the fraction rises, and their earlier labels do not speak for it. The tests hold at all looks together
+(statistics.py).
 """
 
 import dataclasses
@@ -9,17 +11,16 @@ import hashlib
 import json
 import math
 import urllib.request
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from composer_jax.errors import UserError
-from composer_jax.realtime.release.gate import FAIL_BAND, HOLD_BAND, compare_monitor
 from composer_jax.realtime.release.statistics import (
     FIRST_LOOK,
-    arm_sizes_p_value,
+    arm_sizes_half_width,
     confidence_sequence,
     effect_terms,
     tightest_at,
@@ -30,8 +31,8 @@ FRACTIONS = (0.01, 0.05, 0.25)
 AA_FRACTIONS = (0.5,)
 """Of an A/A test, which compares two arms of equal weights."""
 BUCKETS = 10_000
-ARM_SIZES_P = 0.001
-"""Below it the arms do not have the sizes that they should, so users are not assigned as they should be."""
+ARM_SIZES_ALPHA = 0.001
+"""Probability that users who are assigned rightly are held for the sizes of their arms at any look of a step."""
 ERROR_RATIO, ERROR_RATE, LATENCY_RATIO = 3.0, 0.01, 1.5
 LEAST_ERRORS, LEAST_REQUESTS = 5, 100
 """Failed requests of the candidate, and requests of each arm, before the rules of errors and latency apply."""
@@ -71,11 +72,11 @@ class CanaryRules:
     harm: float = 0.0
     """The candidate goes back when the interval of its effect lies below minus this."""
     alpha: float = 0.05
-    """Probability that a candidate that does no harm goes back at any look, all metrics together."""
+    """Probability that a candidate that does no harm goes back at any look, all steps and metrics together."""
     planned_users: int = 2000
-    """Users after which the intervals are tightest."""
+    """Users of a step after which the intervals are tightest."""
     min_users: int = FIRST_LOOK
-    """Users of each arm before a step ends."""
+    """Users of each arm in a step before it ends."""
 
     def __post_init__(self) -> None:
         if not 0 < self.alpha < 1 or self.planned_users < 1 or self.horizon_s <= 0 or self.harm < 0:
@@ -103,53 +104,53 @@ def look(
     *,
     is_aa: bool = False,
     service: Mapping[str, ServiceSample] | None = None,
-    monitors: Mapping[str, tuple[float, float]] | None = None,
+    approved: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Returns what the labels and servers say about a canary, and whether that is a reason to go back or to hold it.
+    """Returns what the labels and servers say about a step, and whether that is a reason to go back or to hold it.
 
     Args:
-      rows: all labels of the canary so far, in the order of their sessions' beginnings.
+      rows: all labels of the step so far, in the order of their sessions' beginnings.
       service: "anchor" and "candidate", of the last five minutes.
-      monitors: name -> (anchor, candidate) of measures that must stay within the bands of the gate.
+      approved: names in "held_by" of earlier looks, which a person has approved; they do not hold it again.
 
     Returns:
-      {"users", "candidates", "arm_sizes_p", "metrics": {name: {"effect", "half_width", "users"}}, "monitors",
-      "decision": "roll back", "hold" or "wait", "reasons"} as plain JSON.
+      {"users", "candidates", "metrics": {name: {"effect", "half_width", "users"}}, "decision": "roll back", "hold" or
+      "wait", "reasons", "held_by": "arm sizes" or names of metrics} as plain JSON.
     """
     rows = list(rows)
     users: dict[str, LabelRow] = {}
     for row in rows:
         users.setdefault(row.user, row)
     candidates = sum(row.arm == "candidate" for row in users.values())
-    sizes_p = arm_sizes_p_value(candidates, len(users), sum(row.fraction for row in users.values()))
     names = sorted({row.metric for row in rows})
-    metrics = {name: _effect(name, rows, users, rules, rules.alpha / len(names)) for name in names}
-    bands = {name: compare_monitor(*pair) for name, pair in (monitors or {}).items()}
+    tests = len(names) * len(AA_FRACTIONS if is_aa else FRACTIONS)
+    metrics = {name: _effect(name, rows, users, rules, rules.alpha / tests) for name in names}
     back = [*_service_reasons(service or {})]
-    hold = []
+    hold = {}
     for name, row in metrics.items():
         if row["half_width"] is None:
             continue
         interval = f"{name}: effect {row['effect']:+.3f} +- {row['half_width']:.3f} over {row['users']} users"
         if is_aa and abs(row["effect"]) > row["half_width"]:
-            hold.append(f"{interval}, though both arms have the same weights")
+            hold[name] = f"{interval}, though both arms have the same weights"
         elif not is_aa and row["effect"] + row["half_width"] < -rules.harm:
             back.append(f"{interval}, below {-rules.harm}")
-    for name, row in bands.items():
-        if row["verdict"] != "pass":
-            change = "leaves 0" if row["difference"] is None else f"{row['difference']:+.0%}"
-            band = FAIL_BAND if row["verdict"] == "fail" else HOLD_BAND
-            (back if row["verdict"] == "fail" else hold).append(f"{name}: {change}, outside +-{band:.0%}")
-    if sizes_p < ARM_SIZES_P:
-        hold.append(f"{candidates} of {len(users)} users have the candidate (p = {sizes_p:.1g}): assignment is broken")
+    if users:
+        due = float(np.mean([row.fraction for row in users.values()]))
+        width = float(arm_sizes_half_width(len(users), due, tightest_at(rules.planned_users, ARM_SIZES_ALPHA)))
+        if abs(candidates / len(users) - due) > width:
+            hold["arm sizes"] = (
+                f"{candidates} of {len(users)} users have the candidate, not {due:.2%} +- {width:.2%}: assignment is "
+                "broken"
+            )
+    hold = {name: reason for name, reason in hold.items() if name not in approved}
     return {
         "users": len(users),
         "candidates": candidates,
-        "arm_sizes_p": sizes_p,
         "metrics": metrics,
-        "monitors": bands,
         "decision": "roll back" if back else "hold" if hold else "wait",
-        "reasons": back + hold,
+        "reasons": back + list(hold.values()),
+        "held_by": list(hold),
     }
 
 
@@ -227,7 +228,7 @@ def _effect(
 ) -> dict[str, Any]:
     """Returns the candidate's effect on a metric, of one mean per user: requests of one user are not independent.
 
-    A user who changed the arm when the fraction rose counts with the first one's labels.
+    A user who has labels of both arms counts with those of the first one.
     """
     values: dict[str, list[float]] = {}
     for row in rows:

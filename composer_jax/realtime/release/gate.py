@@ -6,6 +6,7 @@ get through that one. Monitors are measures that must stay within a band around 
 """
 
 import dataclasses
+import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -24,7 +25,8 @@ turns and sampled tokens per episode, calls per turn, and summaries per episode.
 HOLD_BAND, FAIL_BAND = 0.15, 0.30
 """Relative distance from the anchor beyond which a person decides, and beyond which nobody needs to."""
 UNPAIRED = 0.05
-"""Largest share of tasks that one of the two evaluations may lack, for example to failures of sandboxes."""
+"""Largest share of tasks that one of the two evaluations may lack, for example to failures of sandboxes. One that only
+the candidate lacks counts as unsolved."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +54,7 @@ def gate(anchor: Mapping[str, Any], candidate: Mapping[str, Any], rules: GateRul
     """Returns the verdict on a candidate with the table that it rests on, as plain JSON.
 
     Args:
-      anchor, candidate: suites of an evaluation (`read_evaluation`).
+      anchor, candidate: "suites" of an evaluation (`read_evaluation`).
 
     Raises:
       UserError: the evaluations have other suites, attempts or tasks, or a suite has too few tasks for the margin.
@@ -106,14 +108,15 @@ def compare_monitor(anchor: float | None, candidate: float | None) -> dict[str, 
 
 
 def read_evaluation(file: str | Path) -> dict[str, Any]:
-    """Returns the suites of a stored evaluation: RUN/stages/evaluate_WHICH.json, as launch.evaluate leaves it.
+    """Returns {"suites", "sha256" of the file} of an evaluation: RUN/stages/evaluate_WHICH.json of launch.evaluate.
 
     Raises:
       UserError: there is no such file, or it has no suites with `solved` by task.
     """
     path = Path(file).expanduser()
     try:
-        content = json.loads(path.read_bytes())
+        stored = path.read_bytes()
+        content = json.loads(stored)
     except (OSError, ValueError) as error:
         raise UserError(
             f"{path} is not a stored evaluation ({error}); give RUN/stages/evaluate_WHICH.json, which launch.evaluate "
@@ -122,7 +125,7 @@ def read_evaluation(file: str | Path) -> dict[str, Any]:
     suites = content.get("suites") if isinstance(content, dict) else None
     if not isinstance(suites, dict) or not suites or not all(_is_suite(suite) for suite in suites.values()):
         raise UserError(f"{path} has no suites with `solved` by task; give RUN/stages/evaluate_WHICH.json.")
-    return suites
+    return {"suites": suites, "sha256": hashlib.sha256(stored).hexdigest()}
 
 
 def _is_suite(suite: Any) -> bool:
@@ -142,28 +145,37 @@ def _test_suite(
             f"suite {name!r} has {anchor.get('attempts')} attempts of the anchor and {candidate.get('attempts')} of "
             "the candidate at each task; evaluate both with one config."
         )
-    tasks = sorted(anchor["solved"].keys() & candidate["solved"].keys())
-    unpaired = len(anchor["solved"].keys() ^ candidate["solved"].keys())
-    if unpaired > UNPAIRED * (len(tasks) + unpaired):
+    tasks = anchor["solved"].keys()
+    both = len(tasks & candidate["solved"].keys())
+    unpaired = len(tasks) + len(candidate["solved"]) - 2 * both
+    if unpaired > UNPAIRED * (both + unpaired):
         raise UserError(
-            f"suite {name!r} has {unpaired} tasks that only one evaluation has, and {len(tasks)} that both have; "
-            "evaluate both with one config, and again where sandboxes failed."
+            f"suite {name!r} has {unpaired} tasks that only one evaluation has, and {both} that both have; evaluate "
+            "both with one config, and again where sandboxes failed."
         )
     if len(tasks) < 2:
         raise UserError(f"suite {name!r} has {len(tasks)} task, from which no margin follows; give it more tasks.")
-    differences = np.array([candidate["solved"][task] - anchor["solved"][task] for task in tasks])
+    differences = np.array([candidate["solved"].get(task, 0.0) - anchor["solved"][task] for task in tasks])
     power = suite_power(rules.power, suites)
     result = noninferiority(differences, rules.margin, level=rules.level, power=power)
     row = dataclasses.asdict(result) | {"unpaired": unpaired}
-    return row | {"differences": {task: float(d) for task, d in zip(tasks, differences, strict=True)}}
+    return row | {"differences": dict(zip(tasks, differences.tolist(), strict=True))}
 
 
 def _require_tasks(suites: Mapping[str, Mapping[str, Any]], rules: GateRules) -> None:
-    """Raises a UserError if a suite has too few tasks for the margin; it names the one that can promise least."""
-    name = max(suites, key=lambda name: suites[name]["promised_margin"])
-    row = suites[name]
-    if row["promised_margin"] <= rules.margin:
+    """Raises a UserError if a suite has too few tasks for the margin; it names the one that can promise least.
+
+    A suite that passes has enough of them, whatever it could promise: its level does not rest on the promise.
+    """
+    few = {
+        name: row["promised_margin"]
+        for name, row in suites.items()
+        if 3 / row["tasks"] > rules.margin or not row["passed"] and row["promised_margin"] > rules.margin
+    }
+    if not few:
         return
+    name = max(few, key=lambda name: few[name])
+    row = suites[name]
     promise = math.ceil(row["promised_margin"] * 1000) / 1000  # rounded up: this margin must be met
     needed = required_tasks(row["sd"], rules.margin, suites=len(suites), level=rules.level, power=rules.power)
     raise UserError(

@@ -1,26 +1,29 @@
 """Router of a canary: a reverse proxy in front of two servers, which sends each user to the arm of the open release.
 
-A user is X-User-ID, or the API key without one. Answers stream through as they come, and a client that goes away ends
-its request at the server, too. The server gets the arm as the header X-Arm, and the client as well. GET /arms says what
-both servers did in the last minutes, which `canary.look` needs.
+A user is X-User-ID, or the API key without one; a request with neither goes to the anchor. Answers stream through as
+they come, and a client that goes away ends its request at the server, too. The server gets the arm as the header X-Arm,
+and the client as well. GET /arms says what both servers did in the last minutes, which `canary.look` needs.
 
 HAProxy does the same without the release file; docs/realtime.md has its configuration.
 """
 
 import asyncio
 import collections
+import json
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import aiohttp
 from aiohttp import web
+from multidict import CIMultiDict
 from yarl import URL
 
 from composer_jax.errors import UserError
 from composer_jax.realtime.release.canary import Arm, ServiceSample, arm_of
-from composer_jax.realtime.release.releases import FOLDER, Release, read_releases
+from composer_jax.realtime.release.releases import FOLDER, read_releases
 
 WINDOW_S = 300.0
 """Seconds of requests that GET /arms counts."""
@@ -37,34 +40,48 @@ HOP_BY_HOP = {
     "upgrade",
 }
 """Headers of one connection (RFC 9110, section 7.6.1), which a proxy does not pass on."""
+SINGLE = ("X-User-ID", "X-Consent", "X-Session-ID", "Authorization")
+"""Headers that may be sent once: of two, the router and the server might read different ones."""
+IDLE_S = 4.0
+"""Seconds that a connection to a server may idle; less than uvicorn's 5, after which the server closes it."""
 MOST_BODY = 64 << 20
 """Bytes of a request; the servers have limits of their own."""
+
+
+class Split(NamedTuple):
+    """What the file of the last release says of its arms."""
+
+    release: int
+    salt: str
+    fraction: float
+    """0 while it is being rolled back."""
 
 
 class ArmRouter:
     """Assigns users to arms and passes their requests on.
 
     Args:
-      workdir: its releases/ say which release is open; they are read again when they change.
+      workdir: its releases/ say which release is open; the last file is read again when it changes.
       servers: address of the server of each arm.
       monotonic: the clock of latencies.
+
+    Raises UserError for a damaged release.
     """
 
     def __init__(
         self, workdir: str | Path, servers: Mapping[Arm, str], monotonic: Callable[[], float] = time.monotonic
     ) -> None:
-        self._folder, self._workdir, self._monotonic = Path(workdir).expanduser() / FOLDER, workdir, monotonic
+        read_releases(workdir)
+        self._folder, self._monotonic = Path(workdir).expanduser() / FOLDER, monotonic
         self._servers = {arm: address.rstrip("/") for arm, address in servers.items()}
-        self._seen: tuple[int, ...] = ()
-        self._release: Release | None = None
+        self._stamp, self._split = self._newest(), self._read(self._newest())
         self._samples = {arm: collections.deque(maxlen=MOST_SAMPLES) for arm in servers}
 
     def arm(self, user: str) -> Arm:
         """Returns the arm of a user in the open canary; the anchor outside one."""
-        release = self._read_release()
-        if release is None or not 0 < release.fraction < 1 or release.rollback is not None:
+        if not user or self._split is None or not 0 < self._split.fraction < 1:
             return "anchor"
-        return arm_of(release.salt, user, release.fraction)
+        return arm_of(self._split.salt, user, self._split.fraction)
 
     def app(self) -> web.Application:
         """Returns the web application."""
@@ -73,6 +90,10 @@ class ArmRouter:
         app.router.add_get("/arms", self._arms)
         app.router.add_route("*", "/{path:.*}", self._pass_on)
         return app
+
+    def runner(self, **options: Any) -> web.AppRunner:
+        """Returns what serves the application, which passes compressed bodies on as they are."""
+        return web.AppRunner(self.app(), auto_decompress=False, handler_cancellation=True, access_log=None, **options)
 
     def summary(self) -> dict[str, ServiceSample]:
         """Returns what each arm's server did within WINDOW_S; an error is a status of 500 or more, or no answer."""
@@ -84,57 +105,80 @@ class ArmRouter:
             summary[arm] = ServiceSample(len(recent), sum(status >= 500 for status, _ in recent), p95)
         return summary
 
-    def _read_release(self) -> Release | None:
-        """Returns the last release; its file is read when it or the list of files has changed."""
+    def _newest(self) -> tuple[Path, int, int] | None:
+        """Returns the file of the last release with what changes when it is replaced; None without a release."""
         files = sorted(self._folder.glob("[0-9]*.json"))[-1:]
-        seen = tuple(number for file in files for number in (file.stat().st_mtime_ns, file.stat().st_ino))
-        if seen != self._seen:
-            releases = read_releases(self._workdir)
-            self._release, self._seen = (releases[-1] if releases else None), seen
-        return self._release
+        return next(((file, (stat := file.stat()).st_mtime_ns, stat.st_ino) for file in files), None)
+
+    @staticmethod
+    def _read(stamp: tuple[Path, int, int] | None) -> Split | None:
+        if stamp is None:
+            return None
+        row = json.loads(stamp[0].read_bytes())
+        return Split(row["number"], row["salt"], 0.0 if row["rollback"] else row["fraction"])
+
+    async def _refresh(self) -> None:
+        """Reads the last release if its file has changed. A damaged file changes nothing, and stderr has the reason."""
+        if (stamp := self._newest()) == self._stamp:
+            return
+        self._stamp = stamp
+        try:
+            split = await asyncio.to_thread(self._read, stamp)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            print(f"{stamp} is not the file of a release ({error}); the arms stay.", file=sys.stderr, flush=True)
+            return
+        if self._stamp == stamp:  # no other request has read a newer file meanwhile
+            self._split = split
 
     async def _session(self, app: web.Application) -> AsyncIterator[None]:
         del app
         # Without a limit of connections or time: the servers have both.
-        connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=None)
+        connector, timeout = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S), aiohttp.ClientTimeout(total=None)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False) as self._client:
             yield
 
     async def _arms(self, request: web.Request) -> web.Response:
         del request
-        release = self._read_release()
-        shown = None if release is None else {"release": release.number, "fraction": release.fraction}
+        await self._refresh()
+        shown = None if self._split is None else {"release": self._split.release, "fraction": self._split.fraction}
         return web.json_response(
             {"release": shown, "arms": {arm: sample._asdict() for arm, sample in self.summary().items()}}
         )
 
     async def _pass_on(self, request: web.Request) -> web.StreamResponse:
+        if twice := [name for name in SINGLE if len(request.headers.getall(name, ())) > 1]:
+            return _error(400, f"the header {twice[0]} is sent more than once.")
+        await self._refresh()
         arm = self.arm(_user(request))
-        headers = {name: value for name, value in request.headers.items() if _passes(name, request.headers)}
-        headers = {name: value for name, value in headers.items() if name.lower() not in ("host", "x-arm")}
-        headers |= {"Host": request.host, "X-Arm": arm}
+        response = web.StreamResponse()
         began, status = self._monotonic(), 499  # of a client that goes away, which is no error of the server
         try:
             body = await request.read()
-            url = f"{self._servers[arm]}{request.raw_path}"
             async with self._client.request(
-                request.method, _url(url), headers=headers, data=body or None, allow_redirects=False
+                request.method,
+                URL(self._servers[arm] + request.rel_url.raw_path_qs, encoded=True),  # as the client wrote it
+                headers=_request_headers(request, arm),
+                data=body or None,
+                allow_redirects=False,
             ) as answer:
                 status = answer.status
-                return await _stream(request, answer, arm)
+                await _stream(request, answer, arm, response)
+                return response
         except aiohttp.ClientError as error:
-            status = 502
-            message = f"the server of the arm {arm} does not answer: {error}."
             if request.transport is None or request.transport.is_closing():
                 raise
-            return web.json_response({"error": {"message": message, "type": "server_error"}}, status=status)
+            status = 502
+            if not response.prepared:
+                return _error(status, f"the server of the arm {arm} does not answer: {error}.")
+            request.transport.close()  # the client must not take a part for the whole
+            return response
         finally:
             self._samples[arm].append((self._monotonic(), status, self._monotonic() - began))
 
 
-async def _stream(request: web.Request, answer: aiohttp.ClientResponse, arm: Arm) -> web.StreamResponse:
-    """Sends an answer on, part by part as the parts come."""
-    response = web.StreamResponse(status=answer.status, reason=answer.reason)
+async def _stream(request: web.Request, answer: aiohttp.ClientResponse, arm: Arm, response: web.StreamResponse) -> None:
+    """Sends an answer on as `response`, part by part as the parts come."""
+    response.set_status(answer.status, answer.reason)
     for name, value in answer.headers.items():
         if _passes(name, answer.headers):
             response.headers.add(name, value)
@@ -143,7 +187,23 @@ async def _stream(request: web.Request, answer: aiohttp.ClientResponse, arm: Arm
     async for part in answer.content.iter_any():
         await response.write(part)
     await response.write_eof()
-    return response
+
+
+def _request_headers(request: web.Request, arm: Arm) -> CIMultiDict[str]:
+    """Returns what the server gets; the length of the body is set again with the body."""
+    own = ("host", "x-arm", "content-length")
+    headers = CIMultiDict(
+        (name, value)
+        for name, value in request.headers.items()
+        if _passes(name, request.headers) and name.lower() not in own
+    )
+    headers.update({"Host": request.host, "X-Arm": arm})
+    return headers
+
+
+def _error(status: int, message: str) -> web.Response:
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    return web.json_response({"error": {"message": message, "type": kind}}, status=status)
 
 
 def _user(request: web.Request) -> str:
@@ -156,25 +216,24 @@ def _passes(name: str, headers: Mapping[str, str]) -> bool:
     return name.lower() not in HOP_BY_HOP | listed
 
 
-def _url(url: str) -> URL:
-    return URL(url, encoded=True)  # the path as the client wrote it
-
-
 def route(workdir: str | Path, anchor: str, candidate: str, host: str, port: int) -> None:
     """Routes until SIGINT or SIGTERM. Raises UserError for addresses or a port that cannot be used."""
     for address in (anchor, candidate):
         if not address.startswith(("http://", "https://")):
             raise UserError(f"{address} is not the address of a server; use one such as http://127.0.0.1:8001.")
     router = ArmRouter(workdir, {"anchor": anchor, "candidate": candidate})
-    router.arm("")  # a damaged release is an error at the start
 
     async def run() -> None:
-        runner = web.AppRunner(router.app(), handle_signals=True, handler_cancellation=True, access_log=None)
+        runner = router.runner(handle_signals=True)
         await runner.setup()
         try:
             site = web.TCPSite(runner, host, port)
             await site.start()
-            print(f"routes on http://{host}:{port}/ to {anchor} and {candidate}", file=sys.stderr, flush=True)
+            print(
+                f"routes on http://{host}:{runner.addresses[0][1]}/ to {anchor} and {candidate}",
+                file=sys.stderr,
+                flush=True,
+            )
             await asyncio.Event().wait()
         finally:
             await runner.cleanup()

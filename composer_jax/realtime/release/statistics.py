@@ -27,7 +27,7 @@ class NonInferiority:
     """Of the differences, candidate minus anchor."""
     sd: float
     lower: float
-    """Lower end of the one-sided interval of the mean."""
+    """Lower end of the one-sided interval of the mean, one pseudo task included (see `noninferiority`)."""
     margin: float
     promised_margin: float
     """The smallest margin that an equal candidate meets with the power asked for (see `promised_margin`)."""
@@ -39,8 +39,10 @@ def noninferiority(
 ) -> NonInferiority:
     """Returns the one-sided paired test of `mean difference > -margin`.
 
-    It passes iff D - t sd / sqrt(n) >= -margin, t being Student's quantile of `level` (see `t_quantile`). That nothing
-    significant was found is no such result: a suite of few tasks never finds anything.
+    It passes iff D - t sd / sqrt(n) >= -margin, t being Student's quantile of `level` (see `t_quantile`). A test that
+    finds no significant difference shows no such thing: a suite of few tasks never finds one. D, sd and n include a
+    pseudo task that only the candidate fails: where a candidate breaks few tasks and mends none, the sample has too
+    small a standard deviation when it has too few broken tasks, and a t-test passes one such candidate in five.
 
     Args:
       differences: [N], one per task: solved by the candidate minus solved by the anchor, each the mean over attempts.
@@ -52,7 +54,9 @@ def noninferiority(
     if count < 2:
         raise ValueError(f"{count} tasks have no standard deviation; at least two are needed")
     mean, sd = float(np.mean(differences)), float(np.std(differences, ddof=1))
-    lower = mean - t_quantile(1 - level, count - 1) * sd / math.sqrt(count)
+    with_pseudo = np.append(differences, -1.0)
+    error = float(np.std(with_pseudo, ddof=1)) / math.sqrt(count + 1)
+    lower = float(np.mean(with_pseudo)) - t_quantile(1 - level, count) * error
     promised = promised_margin(count, sd, level=level, power=power)
     return NonInferiority(count, mean, sd, lower, margin, promised, lower >= -margin)
 
@@ -60,11 +64,11 @@ def noninferiority(
 def promised_margin(tasks: int, sd: float, *, level: float = 0.05, power: float = 0.9) -> float:
     """Returns the smallest margin that a candidate equal to its anchor meets with probability `power`.
 
-    (t_{1-level} + z_power) sd / sqrt(n), and at least 3/n: of n tasks without a difference, one in n/3 may still differ
-    (the rule of three).
+    (t_{1-level} + z_power) sqrt((sd^2 + 1/n) / n) + 1/n, whose 1/n are the pseudo task, and at least 3/n: of n tasks
+    without a difference, one in n/3 may still differ (the rule of three).
     """
-    quantiles = t_quantile(1 - level, tasks - 1) + z_quantile(power)
-    return max(quantiles * sd / math.sqrt(tasks), 3 / tasks)
+    quantiles = t_quantile(1 - level, tasks) + z_quantile(power)
+    return max(quantiles * math.sqrt((sd**2 + 1 / tasks) / tasks) + 1 / tasks, 3 / tasks)
 
 
 def required_tasks(sd: float, margin: float, *, suites: int = 1, level: float = 0.05, power: float = 0.9) -> int:
@@ -72,12 +76,15 @@ def required_tasks(sd: float, margin: float, *, suites: int = 1, level: float = 
 
     A candidate passes iff it passes every suite, so the level needs no correction (an intersection-union test: one
     suite in which it is worse by the margin refuses it with probability 1 - level). The power does: suites that are
-    independent pass together with the product of their powers, so each needs power^(1/suites), and
-
-        n = ((z_{1-level} + z_{power^(1/suites)}) sd / margin)^2.
+    independent pass together with the product of their powers, so each needs power^(1/suites), and n is the smallest
+    with promised_margin(n) <= margin: somewhat above ((z_{1-level} + z_{power^(1/suites)}) sd / margin)^2.
     """
-    quantiles = z_quantile(1 - level) + z_quantile(suite_power(power, suites))
-    return math.ceil(max((quantiles * sd / margin) ** 2, 3 / margin))
+    power = suite_power(power, suites)
+    quantiles = z_quantile(1 - level) + z_quantile(power)
+    tasks = max(2, math.ceil((quantiles * sd / margin) ** 2))
+    while promised_margin(tasks, sd, level=level, power=power) > margin:
+        tasks += 1
+    return tasks
 
 
 def suite_power(power: float, suites: int) -> float:
@@ -125,27 +132,6 @@ def tightest_at(users: int, alpha: float = 0.05) -> float:
     return math.sqrt((log + math.log(log) + 1) / users)
 
 
-def mixture_sprt_p_values(
-    means: np.ndarray, variances: np.ndarray, tau: float, is_candidate: np.ndarray | None = None
-) -> np.ndarray:
-    """Returns always-valid p-values of "the mean is 0" after each user.
-
-    The mixture sequential probability ratio test with a normal prior of standard deviation tau (Johari et al., "Always
-    valid inference", arXiv 1512.04922): p_n = min(p_{n-1}, 1 / L_n), L_n the likelihood ratio of the mixture.
-
-    Args:
-      means, variances: [..., N] running means and variances (`running_moments`).
-      is_candidate: of two arms, as for `confidence_sequence`.
-    """
-    count = np.arange(1, means.shape[-1] + 1)
-    prior = count * tau**2
-    variances = np.maximum(variances, 1e-300)  # of equal values
-    log_ratio = 0.5 * np.log(variances / (variances + prior))
-    log_ratio += (count * tau * means) ** 2 / (2 * variances * (variances + prior))
-    p = np.minimum(1.0, np.exp(-np.minimum(log_ratio, 700)))
-    return np.minimum.accumulate(np.where(_may_look(p.shape, is_candidate), p, 1.0), axis=-1)
-
-
 def running_moments(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns (means, variances) of the first 1, 2, ... of the values along the last axis; the variance of one is 0."""
     count = np.arange(1, values.shape[-1] + 1)
@@ -183,7 +169,7 @@ def effect_terms(values: np.ndarray, is_candidate: np.ndarray, fraction: np.ndar
 
     The augmented inverse-propensity term of a randomised experiment (arXiv 2103.06476, section 4): with running means
     m of the users before, m_c - m_a + [candidate] (y - m_c) / p - [anchor] (y - m_a) / (1 - p). Each has the effect as
-    its expectation whatever p is, so one sequence goes on while the fraction of the candidate rises.
+    its expectation whatever p is. The first user's term is 0, because there is no mean before.
 
     Args:
       values: [..., N] a mean per user, in the order in which the users came.
@@ -196,22 +182,20 @@ def effect_terms(values: np.ndarray, is_candidate: np.ndarray, fraction: np.ndar
 
 
 def _mean_before(values: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """Returns the mean of the chosen values before each one; before the first, that of all values before."""
+    """Returns the mean of the chosen values before each one, or else of all before; of the first value, itself."""
     sums, counts = np.cumsum(np.where(chosen, values, 0.0), axis=-1), np.cumsum(chosen, axis=-1)
     totals = np.cumsum(values, axis=-1) / np.arange(1, values.shape[-1] + 1)
     means = np.where(counts > 0, sums / np.maximum(counts, 1), totals)
-    return np.concatenate([np.zeros_like(values[..., :1]), means[..., :-1]], axis=-1)
+    return np.concatenate([values[..., :1], means[..., :-1]], axis=-1)
 
 
-def arm_sizes_p_value(candidates: int, users: int, expected_candidates: float) -> float:
-    """Returns the p-value of the chi-square test of two arm sizes, with one degree of freedom.
+def arm_sizes_half_width(users, fraction: float, rho: float, alpha: float = 0.001):
+    """Returns how far the candidate's share of users may be from `fraction`, at all counts together.
 
-    expected_candidates: the sum over users of the fraction at which each came.
+    A chi-square test at each look would find a wrong size sooner or later. Infinite before FIRST_LOOK users are due in
+    each arm: of ten users at 1 %, one candidate says nothing.
+
+    users: a number or an array of counts. rho: as of `confidence_sequence_half_width`.
     """
-    expected = (expected_candidates, users - expected_candidates)
-    if min(expected) <= 0:
-        return 1.0 if candidates == expected_candidates else 0.0
-    statistic = sum(
-        (seen - due) ** 2 / due for seen, due in zip((candidates, users - candidates), expected, strict=True)
-    )
-    return math.erfc(math.sqrt(statistic / 2))
+    half_width = confidence_sequence_half_width(users, math.sqrt(fraction * (1 - fraction)), rho, alpha)
+    return np.where(users * min(fraction, 1 - fraction) >= FIRST_LOOK, half_width, np.inf)

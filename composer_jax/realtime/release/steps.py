@@ -17,7 +17,7 @@ from composer_jax.realtime.release.canary import (
     next_fraction,
     require_version,
 )
-from composer_jax.realtime.release.gate import GateRules, gate
+from composer_jax.realtime.release.gate import GateRules, gate, read_evaluation
 from composer_jax.realtime.release.releases import Release, ReleaseFolder, arms_of, pinned_versions, served_versions
 from composer_jax.storage.workdir import read_run_config
 
@@ -25,21 +25,23 @@ EQUAL_WEIGHTS = {"verdict": "pass", "reasons": ["an A/A test: both arms have the
 
 
 def gate_step(
-    folder: ReleaseFolder, anchor: Mapping[str, Any] | None, candidate: Mapping[str, Any] | None, rules: GateRules
+    folder: ReleaseFolder, anchor: str | Path | None, candidate: str | Path | None, rules: GateRules
 ) -> Release:
     """Tests the candidate of the release that is `trained`; returns the release, gated, held or failed.
 
-    anchor, candidate: evaluations of both (`read_evaluation`); an A/A test needs none.
+    anchor, candidate: files of evaluations of both, whose hashes the release gets; an A/A test needs none.
 
     Raises:
-      UserError: the release is in another state, or as `gate` does.
+      UserError: the release is in another state, or as `read_evaluation` and `gate` do.
     """
     release = _in_state(folder, "trained")
     if release.is_aa:
         return folder.record_gate(EQUAL_WEIGHTS)
     if anchor is None or candidate is None:
         raise UserError("the gate needs --anchor and --candidate, stored evaluations of both versions.")
-    return folder.record_gate(gate(anchor, candidate, rules))
+    read = {"anchor": read_evaluation(anchor), "candidate": read_evaluation(candidate)}
+    result = gate(read["anchor"]["suites"], read["candidate"]["suites"], rules)
+    return folder.record_gate(result | {"evaluations": {arm: one["sha256"] for arm, one in read.items()}})
 
 
 def canary_step(
@@ -49,16 +51,15 @@ def canary_step(
     *,
     servers: Sequence[str] = (),
     service: Mapping[str, ServiceSample] | None = None,
-    monitors: Mapping[str, tuple[float, float]] | None = None,
     skip_aa: bool = False,
     clock: Callable[[], float] = time.time,
 ) -> tuple[Release, str]:
     """Starts the canary of a gated release, or looks at the one that runs; returns the release and what was decided.
 
     Args:
-      rows: all labels of this release's canary so far.
+      rows: all labels of this release's canary so far; those of its other steps are left out.
       servers: addresses of the candidate's servers, which must answer its version before it starts.
-      service, monitors: as of `look`.
+      service: as of `look`.
       skip_aa: starts without an A/A test in this folder before.
 
     Raises:
@@ -68,7 +69,10 @@ def canary_step(
     if release.state == "gated":
         return _start(folder, servers, skip_aa), "the canary starts"
     release = _in_state(folder, "canary")
-    seen = look(rows, rules, is_aa=release.is_aa, service=service, monitors=monitors)
+    rows = [row for row in rows if row.fraction == release.fraction]
+    # Only a person's approval leads from a hold back to the canary.
+    approved = {name for before in release.canary if before["decision"] == "hold" for name in before["held_by"]}
+    seen = look(rows, rules, is_aa=release.is_aa, service=service, approved=approved)
     now = clock()
     decision, reason = decide(seen, rules, now - release.transitions[-1]["time"])
     seen = {"time": now, "fraction": release.fraction, **seen, "decision": decision, "reason": reason}

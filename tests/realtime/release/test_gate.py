@@ -70,6 +70,20 @@ def test_too_few_tasks_are_refused_with_the_margin_that_they_can_promise():
     assert gate(evaluation(1, tasks=150), evaluation(2, tasks=150), GateRules(margin=promised))["suites"]
 
 
+def test_a_candidate_that_passes_needs_no_promise():
+    suites = evaluation(1, tasks=700)
+    better = evaluation(2, tasks=700, fall=-0.08)
+    result = gate(suites, better, GateRules(margin=0.03))
+    assert result["verdict"] == "pass" and result["joint"]["promised_margin"] > 0.03
+
+
+def test_very_few_tasks_are_refused_even_if_none_differs():
+    suites = evaluation(1, tasks=95)
+    with pytest.raises(UserError, match="has 95 tasks"):
+        gate(suites, suites, GateRules(margin=0.03))
+    assert gate(suites, suites, GateRules(margin=0.032))["verdict"] == "pass"
+
+
 def drop_tasks(suites, count):
     suites["bugs"]["solved"] = dict(list(suites["bugs"]["solved"].items())[count:])
 
@@ -89,10 +103,15 @@ def test_evaluations_that_do_not_belong_together(change, sentence):
         gate(evaluation(1), candidate, GateRules(margin=0.06))
 
 
-def test_a_few_tasks_that_sandboxes_lost_are_left_out():
-    candidate = evaluation(2)
-    drop_tasks(candidate, 10)
-    assert gate(evaluation(1), candidate, GateRules(margin=0.06))["suites"]["bugs"]["unpaired"] == 10
+def test_a_task_that_only_the_candidate_lacks_is_not_solved():
+    anchor, candidate = evaluation(1), evaluation(1)
+    drop_tasks(candidate, 40)
+    row = gate(anchor, candidate, GateRules(margin=0.06))["suites"]["bugs"]
+    lost = list(anchor["bugs"]["solved"].values())[:40]
+    assert (row["unpaired"], row["tasks"]) == (40, 900) and row["mean"] == pytest.approx(-sum(lost) / 900)
+    drop_tasks(anchor, 45)
+    row = gate(anchor, candidate, GateRules(margin=0.06))["suites"]["bugs"]
+    assert (row["unpaired"], row["tasks"], row["mean"]) == (5, 855, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The router: sticky arms, streams as they come, disconnects that reach the server, and what it counts."""
 
 import asyncio
+import gzip
 import json
 
 import aiohttp
@@ -37,12 +38,22 @@ class Backend:
     def app(self) -> web.Application:
         app = web.Application()
         app.router.add_post("/stream", self._stream)
+        app.router.add_post("/die", self._die)
         app.router.add_route("*", "/{path:.*}", self._echo)
         return app
 
     async def _echo(self, request: web.Request) -> web.Response:
         got = {"arm": request.headers["X-Arm"], "path": request.raw_path, "body": await request.text()}
+        got |= {"languages": request.headers.getall("Accept-Language")} if "Accept-Language" in request.headers else {}
         return web.json_response(got, status=int(request.headers.get("X-Status", 200)))
+
+    async def _die(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"the first part")
+        assert request.transport is not None
+        request.transport.close()
+        return response
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -64,16 +75,15 @@ def routed(tmp_path, test):
         backend = Backend()
         runners = []
 
-        async def start(app) -> str:
-            runner = web.AppRunner(app, handler_cancellation=True)
+        async def start(runner) -> str:
             await runner.setup()
             runners.append(runner)
             await web.TCPSite(runner, "127.0.0.1", 0).start()
             return f"http://127.0.0.1:{runner.addresses[0][1]}"
 
-        server = await start(backend.app())
+        server = await start(web.AppRunner(backend.app(), handler_cancellation=True))
         router = ArmRouter(tmp_path, {"anchor": server, "candidate": server})
-        address = await start(router.app())
+        address = await start(router.runner())
         try:
             async with aiohttp.ClientSession(address) as client:
                 await asyncio.wait_for(test(client, backend, router), 30)
@@ -156,6 +166,98 @@ def test_errors_and_latency_are_counted_by_arm(tmp_path, release):
         assert router.summary()["anchor"].errors == 1
 
     routed(tmp_path, test)
+
+
+def test_a_server_that_dies_in_its_answer_cuts_the_answer_off(tmp_path, release):
+    async def test(client, backend, router):
+        del backend
+        with pytest.raises(aiohttp.ClientPayloadError):
+            async with client.post("/die") as answer:
+                assert answer.status == 200
+                await answer.read()
+        assert router.summary()["anchor"].errors == 1
+
+    routed(tmp_path, test)
+
+
+def test_a_server_that_dies_in_its_answer_sends_no_second_one(tmp_path, release):
+    async def test(client, backend, router):
+        del backend, router
+        got = await send_raw(client, "POST /die HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\n\r\n")
+        assert got.count(b"HTTP/1.1 ") == 1 and b"the first part" in got and not got.endswith(b"0\r\n\r\n")
+
+    routed(tmp_path, test)
+
+
+async def send_raw(client, request: str) -> bytes:
+    """Returns all bytes of the answer to a request as it stands."""
+    address = client._base_url
+    reader, writer = await asyncio.open_connection(address.host, address.port)
+    writer.write(request.encode())
+    got = await reader.read()
+    writer.close()
+    return got
+
+
+@pytest.mark.parametrize("name", ["X-User-ID", "X-Consent", "X-Session-ID", "authorization"])
+def test_a_header_that_two_readers_could_read_differently_is_refused(tmp_path, release, name):
+    async def test(client, backend, router):
+        del backend
+        async with client.get("/", headers=[(name, "a"), (name, "b")]) as answer:
+            assert answer.status == 400 and "sent more than once" in await answer.text()
+        async with client.get("/", headers=[("Accept-Language", "de"), ("Accept-Language", "en")]) as answer:
+            assert (await answer.json())["languages"] == ["de", "en"]
+        assert sum(sample.requests for sample in router.summary().values()) == 1
+
+    routed(tmp_path, test)
+
+
+def test_a_compressed_body_arrives_as_it_was_sent(tmp_path, release):
+    async def test(client, backend, router):
+        del backend, router
+        text = "a long body " * 100
+        async with client.post("/", data=gzip.compress(text.encode()), headers={"Content-Encoding": "gzip"}) as answer:
+            assert (await answer.json())["body"] == text
+
+    routed(tmp_path, test)
+
+
+@pytest.mark.parametrize(("target", "status"), [("http://elsewhere/x?y=%2F", 200), ("*", 404)])
+def test_a_request_names_a_path_at_the_server(tmp_path, release, target, status):
+    async def test(client, backend, router):
+        del backend, router
+        got = await send_raw(client, f"OPTIONS {target} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
+        assert got.startswith(f"HTTP/1.1 {status} ".encode()), got
+        assert status != 200 or b'"path": "/x?y=%2F"' in got
+
+    routed(tmp_path, test)
+
+
+def test_a_request_without_a_name_goes_to_the_anchor(tmp_path, release):
+    salt = next(str(i) for i in range(99) if arm_of(f"salt{i}", "", 0.5) == "candidate")
+    file = tmp_path / "releases" / "0001.json"
+    file.write_text(file.read_text().replace(release.salt, f"salt{salt}"))
+    assert ArmRouter(tmp_path, {}).arm("") == "anchor"
+
+
+def test_a_damaged_release_leaves_the_arms_and_is_an_error_at_the_start(tmp_path, release, capfd):
+    user = next(str(i) for i in range(99) if arm_of(release.salt, str(i), 0.5) == "candidate")
+    file = tmp_path / "releases" / "0001.json"
+
+    async def test(client, backend, router):
+        del backend, router
+        whole = file.read_text()
+        for content, arm in ((whole[:99], "candidate"), ("{}", "candidate"), (whole.replace("0.5", "0.0"), "anchor")):
+            file.unlink()
+            file.write_text(content)
+            async with client.get("/", headers={"X-User-ID": user}) as answer:
+                assert (answer.status, answer.headers["X-Arm"]) == (200, arm)
+
+    routed(tmp_path, test)
+    assert "0001.json" in capfd.readouterr().err
+    file.write_text("{")
+    with pytest.raises(UserError, match="0001.json is not the file of a release"):
+        ArmRouter(tmp_path, {})
 
 
 def test_without_a_release_all_users_have_the_anchor(tmp_path):
