@@ -4,7 +4,7 @@ A user is X-User-ID, or the API key without one; a request with neither goes to 
 they come, and a client that goes away ends its request at the server, too. The server gets the arm as the header X-Arm,
 and the client as well. GET /arms says what both servers did in the last minutes, which `canary.look` needs.
 
-HAProxy does the same without the release file; docs/realtime.md has its configuration.
+HAProxy does the same without the release file; docs/realtime_release.md has its configuration.
 """
 
 import asyncio

@@ -144,4 +144,4 @@ def _parse(file: Path) -> TrafficPolicy | None:
     except UserError as error:
         raise UserError(f"{file}: {error}") from error
     except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
-        raise UserError(f"{file} is no policy ({error}); its fields are in docs/realtime.md.") from error
+        raise UserError(f"{file} is no policy ({error}); its fields are in docs/realtime_stored.md.") from error
