@@ -13,6 +13,16 @@ JSON object:
     labels_per_s        sessions labelled per second on one core in that run, with all signals and the rules as judge
     user_cycles         users of every cycle, summed over the cycles
     sessions            of the simulated cycles
+    false_alarms        canaries of equal weights that the sequence stops, looked at after every user: the largest of
+                        three fractions of the users; fixed_false_alarms the same of a test of 1.96 standard errors
+    found_matched, found_two_arms
+                        canaries whose effect of 0.1 standard deviations 2,000 users show
+    gate_equal, gate_worse
+                        candidates that the gate of three suites passes: equal ones, and ones that are worse by the
+                        margin in one suite; gate_tasks are those of every suite. `benchmarks.traffic_statistics` has
+                        all cases
+    kills, kill_points  kill -9 of a process that takes releases through every state, before every write
+    problems            versions, states, pins or sessions that are wrong after them (benchmarks/traffic_kills.py)
     label_kills         kill -9 of a process that labels, a new one each time
     lost                sessions without a label, or with another one than an undisturbed run makes, after the kills
 """
@@ -33,6 +43,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.seeded_runs import Row
+from benchmarks.traffic_kills import kill_everywhere
+from benchmarks.traffic_statistics import EFFECT, MARGIN, SUITES, gate_rates, matched_rate, rejection_rates
 from composer_jax.atomic_write import write_atomically
 from composer_jax.observe.progress import Progress, hide_progress
 from composer_jax.realtime.labels.label_sessions import label_sessions
@@ -184,7 +196,34 @@ def label_into(file: Path) -> None:
     database.close()
 
 
-MEASURES: Mapping[str, Callable[[], Row]] = {"labels": measure_labels, "label_kills": measure_kills}
+def measure_statistics() -> Row:
+    """Simulates canaries and gates of candidates whose effect is known."""
+    alarms = [rejection_rates(0.0, fraction, seed=3) for fraction in (0.5, 0.25, 0.05)]
+    equal, worse = gate_rates((0.0,) * SUITES), gate_rates((MARGIN, *(0.0,) * (SUITES - 1)))
+    return {
+        "false_alarms": max(row["confidence_sequence"] for row in alarms),
+        "fixed_false_alarms": max(row["fixed"] for row in alarms),
+        "found_matched": matched_rate(EFFECT),
+        "found_two_arms": rejection_rates(EFFECT, 0.5, seed=4)["confidence_sequence"],
+        "gate_equal": equal["passed"],
+        "gate_worse": worse["passed"],
+        "gate_tasks": equal["tasks_per_suite"],
+    }
+
+
+def measure_release_kills() -> Row:
+    """Kills the scripted cycle of releases before each of its writes."""
+    with tempfile.TemporaryDirectory() as folder:
+        result = kill_everywhere(Path(folder))
+    return {"kill_points": result["points"], "kills": result["kills"], "problems": len(result["problems"])}
+
+
+MEASURES: Mapping[str, Callable[[], Row]] = {
+    "labels": measure_labels,
+    "label_kills": measure_kills,
+    "statistics": measure_statistics,
+    "release_kills": measure_release_kills,
+}
 """Name of a row -> what measures it."""
 
 

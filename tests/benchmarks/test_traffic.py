@@ -58,4 +58,6 @@ def test_the_committed_rows_are_complete():
     out = traffic.summarize(rows)
     assert abs(out["label_bias_z"]) < 2 < -out["by_now_z"]
     assert out["user_cycles"] >= 20_000
-    assert out["lost"] == out["changed"] == 0
+    assert out["lost"] == out["changed"] == out["problems"] == 0
+    assert out["kill_points"] >= 30 and out["false_alarms"] <= 0.05 < out["fixed_false_alarms"]
+    assert out["gate_equal"] >= 0.9 and out["gate_worse"] <= 0.05
