@@ -31,7 +31,7 @@ from launch import flags, hosts
 from launch.json_result import print_json
 
 COMMANDS = {
-    "label": ("traffic", "horizon_s", "checkpoint", "judge", "judge_model", "judge_key"),
+    "label": ("traffic", "horizon_s", "checkpoint", "signal", "judge", "judge_model", "judge_key"),
     "forget": ("traffic", "session", "user"),
     "begin": ("weights", "version", "serving", "learner", "run"),
     "gate": ("anchor", "candidate", "margin", "approve", "refuse"),
@@ -58,6 +58,9 @@ def define(values):
         flag_values=values,
     )
     string("checkpoint", "label: weights whose tokenizer and template wrote the traffic; without, texts are not read.")
+    absl_flags.DEFINE_multi_string(
+        "signal", [], "label: NAME=MODULE:FUNCTION of a signal of your own; may be repeated.", flag_values=values
+    )
     string("judge", "label: address of a model that judges follow-ups, up to /v1; without, rules do.")
     string("judge_model", "label: the name of that model.")
     string("judge_key", "label: its API key.")
@@ -133,11 +136,12 @@ def _show(command, values):
 
     shown = status(read_releases(values.workdir))
     if command == "status":
-        from composer_jax.stages.traffic import traffic_counts, write_traffic_page
+        from composer_jax.stages.traffic import keep_correlations, traffic_counts, write_traffic_page
 
         folders = _folders(values)
         page = write_traffic_page(values.workdir, folders, values.horizon_s or HORIZON_S)
         shown |= {"traffic": traffic_counts(folders), "page": str(page)}
+        shown["keep_correlations"] = keep_correlations(folders)
     print_json(shown, None)
 
 
@@ -154,7 +158,8 @@ def _label(values):
 
     judge = judge_at(values.judge or "", values.judge_model or "", values.judge_key or "")
     folders = _folders(values, is_needed=True)
-    label_traffic(folders, values.horizon_s or HORIZON_S, values.checkpoint or "", judge)
+    own = dict(signal.partition("=")[::2] for signal in values.signal)
+    label_traffic(folders, values.horizon_s or HORIZON_S, values.checkpoint or "", judge, own)
 
 
 def _forget(values):

@@ -47,8 +47,6 @@ KEPT_ANCHORS = 2
 PINS = "pins.json"
 ARMS = "arms.json"
 """Beside the versions: {"anchor": VERSION, "candidate": VERSION}, what the servers of a release's arms serve."""
-MANIFEST = ("version", "base", "processes", "has_full")
-"""Fields of a manifest; all others are labels."""
 THREADS = os.cpu_count() or 1
 
 

@@ -53,7 +53,7 @@ class SimulatedPolicy:
     def __post_init__(self) -> None:
         for name in ("pass_rate", "question_rate", "invalid_rate"):
             if not 0 <= getattr(self, name) <= 1:
-                raise UserError(f"{name}={getattr(self, name)} is no rate; use a number from 0 to 1.")
+                raise UserError(f"{name}={getattr(self, name)} is not a rate; use a number from 0 to 1.")
 
 
 @dataclasses.dataclass(frozen=True)

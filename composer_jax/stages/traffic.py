@@ -1,7 +1,7 @@
 """Production traffic of a workdir: its folders are labelled, read for a canary, shown, and forgotten from."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from composer_jax.realtime.labels.label_sessions import label_sessions
 from composer_jax.realtime.labels.model_judge import ModelJudge
 from composer_jax.realtime.labels.signal_types import ChatText, LabelContext
 from composer_jax.realtime.labels.store import Label, LabelStore
-from composer_jax.realtime.labels.summary import format_run, summarize_labels, summary_tables
+from composer_jax.realtime.labels.summary import format_run, rank_correlations, summarize_labels, summary_tables
 from composer_jax.realtime.release.canary import LabelRow
 from composer_jax.realtime.release.label_rows import canary_rows
 from composer_jax.realtime.release.releases import Release, read_releases
@@ -26,13 +26,15 @@ from composer_jax.serve.traffic.retention import forget
 
 DEFAULT = "traffic"
 """The folder in a workdir that one server writes."""
+SHORT_S, LONG_S = 600.0, 86_400.0
+"""Ages whose labels `keep_correlations` compares."""
 
 
 def traffic_folders(workdir: str | Path, names: Sequence[str]) -> list[TrafficFolder]:
     """Returns the folders called `names`, or else WORKDIR/traffic.
 
     Raises:
-      UserError: one is no traffic folder, or two hash the same user differently.
+      UserError: one is not a traffic folder, or two hash the same user differently.
     """
     folders = [TrafficFolder(Path(name).expanduser()) for name in names or [Path(workdir).expanduser() / DEFAULT]]
     if len({folder.policy.salt for folder in folders}) > 1:
@@ -43,12 +45,19 @@ def traffic_folders(workdir: str | Path, names: Sequence[str]) -> list[TrafficFo
     return folders
 
 
-def label_traffic(folders: Sequence[TrafficFolder], horizon: float, checkpoint: str, judge: FollowUpJudge) -> None:
+def label_traffic(
+    folders: Sequence[TrafficFolder],
+    horizon: float,
+    checkpoint: str,
+    judge: FollowUpJudge,
+    own_signals: Mapping[str, str] | None = None,
+) -> None:
     """Labels the sessions of all folders that are old enough, and prints what was done.
 
     Args:
       horizon: age in seconds.
       checkpoint: address of weights whose chat format wrote the sessions; "" censors signals that need a text.
+      own_signals: see `label_sessions`.
 
     Raises:
       UserError: the checkpoint has another format than the traffic, or as `label_sessions` does.
@@ -63,7 +72,9 @@ def label_traffic(folders: Sequence[TrafficFolder], horizon: float, checkpoint: 
         context = LabelContext(ChatText(text.chat_format) if text is not None else None, judge)
         with contextlib.closing(open_database(folder.path)) as database:
             days = folder.policy.retention_days
-            run = label_sessions(folder, database, horizon, context=context, retention_days=days)
+            run = label_sessions(
+                folder, database, horizon, context=context, own_signals=own_signals, retention_days=days
+            )
             print(folder.path, format_run(run, summarize_labels(LabelStore(database).read(horizon))), sep="\n")
 
 
@@ -106,6 +117,15 @@ def write_traffic_page(workdir: str | Path, folders: Sequence[TrafficFolder], ho
     labels, _ = read_labels(folders, horizon)
     tables = [*release_tables(read_releases(workdir)), *summary_tables(summarize_labels(labels))]
     return write_report(Path(workdir).expanduser(), traffic=tables)
+
+
+def keep_correlations(folders: Sequence[TrafficFolder]) -> dict[str, float]:
+    """Returns version -> rank correlation of kept lines after 10 minutes with those after a day.
+
+    One that falls below that of the versions before says that the early label no longer stands for the late one.
+    """
+    short, long = (read_labels(folders, horizon)[0] for horizon in (SHORT_S, LONG_S))
+    return {version: row.correlation for version, row in rank_correlations(short, long).items()}
 
 
 def traffic_counts(folders: Sequence[TrafficFolder]) -> list[dict[str, Any]]:

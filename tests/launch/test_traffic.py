@@ -87,7 +87,7 @@ def test_a_release_and_its_rollback(tmp_path, run, weights):
     receiver.receive()
     assert receiver.arrays["w"].tolist() == [1, 1, 1]
     status = run("status")[1]
-    assert status == shown | {"traffic": [], "page": str(tmp_path / "report.html")}
+    assert status == shown | {"traffic": [], "page": str(tmp_path / "report.html"), "keep_correlations": {}}
 
 
 def test_a_worse_candidate_fails(tmp_path, run, weights):

@@ -125,8 +125,9 @@ def test_a_user_has_one_hash_on_two_servers_or_is_refused(write, tmp_path):
 
 def test_the_page_shows_releases_signals_and_what_was_dropped(write, run, canary, tmp_path, model):
     write("traffic", ["user0", "user1"], 8, arm="anchor")
-    code, out, err = run("label", f"--checkpoint={model}")
-    assert code == 0 and "2 sessions labelled" in out, err
+    own = "--signal=twice=composer_jax.realtime.labels.edits:keep"
+    code, out, err = run("label", f"--checkpoint={model}", own)
+    assert code == 0 and "2 sessions labelled" in out and " twice " in out, err
     code, out, err = run("status")
     shown = json.loads(out.splitlines()[-1])
     assert (code, shown["releases"][0]["state"]) == (0, "canary"), err
@@ -144,9 +145,10 @@ def test_the_page_shows_releases_signals_and_what_was_dropped(write, run, canary
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("label",), "is no traffic folder"),
+        (("label",), "is not a traffic folder"),
         (("label", "--traffic={folder}", "--judge=http://127.0.0.1:1/v1"), "--judge_model=''"),
         (("label", "--traffic={folder}", "--horizon_s=9e9"), "longer than the retention"),
+        (("label", "--traffic={folder}", "--signal=keep=math:sqrt"), "the signal 'keep' exists"),
         (("forget", "--traffic={folder}"), "give one of the two"),
         (("forget", "--user=ann", "--checkpoint=hf:x"), "--checkpoint is not a flag of forget"),
         (("canary", "--traffic={folder}", "--labels=x"), "two sources of labels"),

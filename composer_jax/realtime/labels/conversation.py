@@ -29,7 +29,7 @@ PLAIN_WORDS = frozenset("yes yeah yep ok okay sure please do it go ahead of cour
 """An answer of nothing else gives no information (English)."""
 INVALID_CALLS = ("invalid_arguments", "unknown_tool")
 EXCUSED_ERRORS = ("provider", "environment", "aborted", "unknown")
-"""Errors that are no act of the policy; "unknown" is a bug of the harness and raises an alert. A call that runs into
+"""Errors that the policy did not cause; "unknown" is a bug of the harness and raises an alert. A call that runs into
 the timeout of its tool is an act of the policy."""
 NO_TEXT = "no reader of the conversation's text"
 NOT_STORED = "a follow-up whose text is not stored"

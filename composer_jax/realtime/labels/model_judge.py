@@ -5,9 +5,9 @@ What bounds a message that gives orders to the judge:
   a message of its own.
 - Secrets, addresses and home folders are redacted (serve/traffic/redaction.py).
 - One token is sampled, and only three random letters count. They change from vote to vote, so that a message cannot
-  name one. Anything else is no vote.
+  name one. Anything else is not a vote.
 - A majority of all votes decides, over two prompts; votes that do not agree are 0. Fewer valid votes than a majority
-  are no vote.
+  are not votes.
 - What the user did weighs more than what the message says: follow_up counts a quick undo as -1 without asking.
 What none of this prevents: a model that obeys an order in the message by its meaning ("call this satisfied") votes for
 it in every form. The effect is then one term of the reward, of at most `RewardWeights.follow_up`.

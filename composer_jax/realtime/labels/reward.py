@@ -38,7 +38,7 @@ class RewardWeights:
     cost: float = 0.05
     """Taken off; of max(0, log(cost / its median in the bucket)). Use it when quality is flat."""
     cost_signal: CostSignal = "tokens"
-    """seconds also measure the load of the servers, which is no act of the policy."""
+    """seconds also measure the load of the servers, which the policy does not control."""
     limit: float = 2.0
     """The reward is clipped to [-limit, limit]."""
     own: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -56,7 +56,7 @@ class RewardWeights:
                 raise UserError(f"the weight {name}={value} is out of range; use a number from 0.")
         for name, weight in self.own.items():
             if not math.isfinite(weight):
-                raise UserError(f"the weight own.{name}={weight} is no number; use a finite one.")
+                raise UserError(f"the weight own.{name}={weight} is not finite; use a finite number.")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -51,7 +51,7 @@ def measure_signals(
 ) -> dict[str, Signal]:
     """Returns every signal of what a label sees of a session.
 
-    Raises UserError if a function returns no Signal, or one with a value that is no number.
+    Raises UserError if a function returns anything but a Signal, or one whose value is not a finite number.
     """
     signals = {name: function(traffic, horizon, context) for name, function in functions.items()}
     for name, signal in signals.items():

@@ -173,7 +173,7 @@ def read_rows(file: str | Path) -> list[LabelRow]:
     """Returns the labels in a file of JSON lines with the fields of LabelRow.
 
     Raises:
-      UserError: the file cannot be read, or a line is no label; the sentence names it.
+      UserError: the file cannot be read, or a line is not a label; the sentence names it.
     """
     rows, path = [], Path(file).expanduser()
     try:
@@ -188,7 +188,7 @@ def read_rows(file: str | Path) -> list[LabelRow]:
             is_label = False
         if not is_label:
             raise UserError(
-                f'line {number} of {path} is no label; use {{"user", "arm": "anchor" or "candidate", "fraction" '
+                f'line {number} of {path} is not a label; use {{"user", "arm": "anchor" or "candidate", "fraction" '
                 'between 0 and 1, "value": a number, "metric"}.'
             )
         rows.append(row)

@@ -151,7 +151,7 @@ class ArmRouter:
         await self._refresh()
         arm = self.arm(_user(request))
         response = web.StreamResponse()
-        began, status = self._monotonic(), 499  # of a client that goes away, which is no error of the server
+        began, status = self._monotonic(), 499  # of a client that goes away, which is not an error of the server
         try:
             body = await request.read()
             async with self._client.request(

@@ -57,7 +57,7 @@ def queued_event(
 
 
 def check_server(url: str) -> str:
-    """Returns the address of a server without a slash at its end. Raises UserError for what is no http(s) address."""
+    """Returns the address of a server without a slash at its end. Raises UserError for any but http(s)."""
     try:
         parts = urllib.parse.urlsplit(url)
         is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0

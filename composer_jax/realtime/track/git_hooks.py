@@ -35,7 +35,7 @@ def install_hooks(root: Path) -> list[Path]:
         if file.exists() and not os.access(file, os.X_OK):
             raise UserError(f"{file} is not executable, so git ignores it; delete it, or make it executable")
         if text.splitlines()[0].strip() not in _SHELLS:
-            raise UserError(f"{file} is no shell script; call this from it instead: {_command()}")
+            raise UserError(f"{file} is not a shell script; call this from it instead: {_command()}")
     for file, text in zip(files, texts, strict=True):
         first, _, rest = text.partition("\n")  # before the other lines, which may end with exit or exec
         _write(file, "\n".join((first, _BEGIN, _command(), _END, rest)))

@@ -78,7 +78,7 @@ class Tracker:
         Raises UserError: the session is at work, the server's address or the session's name is none.
         """
         if not name or len(name) > 256 or not name.isprintable():
-            raise UserError(f"--session={name!r} is no session; name the X-Session-ID of the agent's requests")
+            raise UserError(f"--session={name!r} is not a session; name the X-Session-ID of the agent's requests")
         server = check_server(server)
         self._refuse_started(name)
         ended = self._run_test(["sh", "-c", test_command]) if test_command else None

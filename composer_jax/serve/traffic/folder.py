@@ -27,15 +27,11 @@ class TrafficFolder:
         if not (self.path / NAME).is_file():
             raise UserError(f"{self.path} has no {NAME}; give a traffic folder that a server wrote.")
 
-    def sessions(self, *, opened_before: float | None = None) -> list[SessionRecord]:
-        """Returns the sessions that have turns, in the order of their opening.
-
-        opened_before: Unix seconds; leaves out those that opened then or later.
-        """
-        most = float("inf") if opened_before is None else opened_before
-        query = f"SELECT {RECORD} FROM sessions WHERE opened < ? AND {IS_LIVE} ORDER BY opened, session"
+    def sessions(self) -> list[SessionRecord]:
+        """Returns the sessions that have turns, in the order of their opening."""
+        query = f"SELECT {RECORD} FROM sessions WHERE {IS_LIVE} ORDER BY opened, session"
         with self._database() as database:
-            return [SessionRecord(*row) for row in database.execute(query, (most,))]
+            return [SessionRecord(*row) for row in database.execute(query)]
 
     def read(self, session: str) -> SessionTraffic:
         """Returns a session. Raises UserError for one that is unknown, or has a tombstone."""

@@ -96,7 +96,7 @@ def read_policy(folder: Path) -> TrafficPolicy:
     """Returns the policy of a traffic folder. Raises UserError for none, or one of another schema."""
     policy = _parse(folder / NAME)
     if policy is None:
-        raise UserError(f"{folder} is no traffic folder, which would have a {NAME}; give one that a server wrote.")
+        raise UserError(f"{folder} is not a traffic folder: it has no {NAME}; give one that a server wrote.")
     return policy
 
 
@@ -144,4 +144,4 @@ def _parse(file: Path) -> TrafficPolicy | None:
     except UserError as error:
         raise UserError(f"{file}: {error}") from error
     except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
-        raise UserError(f"{file} is no policy ({error}); its fields are in docs/realtime_stored.md.") from error
+        raise UserError(f"{file} is not a policy ({error}); its fields are in docs/realtime_stored.md.") from error

@@ -131,7 +131,7 @@ def test_a_line_that_is_no_label(tmp_path, line):
     (tmp_path / "rows.jsonl").write_text(f"{good}\n")
     assert read_rows(tmp_path / "rows.jsonl") == [LabelRow("a", "anchor", 0.1, 0.5)]
     (tmp_path / "rows.jsonl").write_text(f"{good}\n{line}\n")
-    with pytest.raises(UserError, match="line 2 of .* is no label"):
+    with pytest.raises(UserError, match="line 2 of .* is not a label"):
         read_rows(tmp_path / "rows.jsonl")
 
 

@@ -54,7 +54,7 @@ def test_hooks_of_the_user_stay(repository):
 @pytest.mark.parametrize(
     ("text", "mode", "sentence"),
     [
-        ("#!/usr/bin/env python3\nprint()\n", 0o755, "is no shell script; call this from it instead: if test -d"),
+        ("#!/usr/bin/env python3\nprint()\n", 0o755, "is not a shell script; call this from it instead: if test -d"),
         ("#!/bin/sh\nexit 1\n", 0o644, "is not executable, so git ignores it"),
     ],
 )

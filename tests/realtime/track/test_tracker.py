@@ -477,8 +477,8 @@ def test_a_clock_that_goes_back(repository):
 @pytest.mark.parametrize(
     ("act", "sentence"),
     [
-        (lambda r: r.tracker.start("", NOWHERE), "--session='' is no session"),
-        (lambda r: r.tracker.start("a\nb", NOWHERE), "is no session"),
+        (lambda r: r.tracker.start("", NOWHERE), "--session='' is not a session"),
+        (lambda r: r.tracker.start("a\nb", NOWHERE), "is not a session"),
         (lambda r: r.tracker.start("s", "localhost:8000"), "--server=localhost:8000 is not an address"),
         (lambda r: r.tracker.start("s", "http://[::1"), r"--server=http://\[::1 is not an address"),
         (lambda r: r.tracker.start("s", "http://host:x"), "--server=http://host:x is not an address"),

@@ -231,7 +231,7 @@ def test_nobody_deletes_files_that_no_server_wrote(fill, new_writer, folder, tmp
     foreign[1].parent.mkdir(parents=True)
     for path in foreign:
         path.write_text("mine")
-    with pytest.raises(UserError, match="no traffic folder"):
+    with pytest.raises(UserError, match="not a traffic folder"):
         forget(tmp_path / "foreign", session="s")
     assert {path.name for path in (tmp_path / "foreign").iterdir()} == {"turns"}
     fill()
@@ -280,7 +280,7 @@ def test_a_foreign_folder_is_refused(new_writer, folder):
     (folder / "notes.txt").write_text("mine")
     with pytest.raises(UserError, match="not empty"):
         new_writer()
-    with pytest.raises(UserError, match="no traffic folder"):
+    with pytest.raises(UserError, match="not a traffic folder"):
         TrafficFolder(folder)
 
 
