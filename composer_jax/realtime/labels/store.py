@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from composer_jax.realtime.labels.signal_types import SIGNAL_STATES, Signal
+from composer_jax.realtime.labels.signal_types import SIGNAL_STATES, Signal, SignalState
 
 TABLE = """
 CREATE TABLE IF NOT EXISTS labels (
@@ -15,7 +15,7 @@ CREATE TABLE IF NOT EXISTS labels (
   start REAL NOT NULL, made REAL NOT NULL, bucket TEXT NOT NULL, first_version INTEGER, last_version INTEGER,
   late INTEGER NOT NULL, signals TEXT NOT NULL, PRIMARY KEY (session, horizon, labeller))
 """
-STATES = {state: state for state in SIGNAL_STATES}
+STATES: Mapping[str, SignalState] = {state: state for state in SIGNAL_STATES}
 INSERT = f"INSERT OR IGNORE INTO labels VALUES ({', '.join('?' * 12)})"
 
 
