@@ -135,7 +135,7 @@ def rows_of_canary(folders: Sequence[TrafficFolder], horizon: float, release: Re
 
 def forget_traffic(folders: Sequence[TrafficFolder], *, session: str = "", user: str = "") -> list[str]:
     """Deletes a session or a user from all folders; returns the ids of the sessions. See retention.forget."""
-    return [name for folder in folders for name in forget(folder.path, session=session, user=user)]
+    return list(dict.fromkeys(name for folder in folders for name in forget(folder.path, session=session, user=user)))
 
 
 def write_traffic_page(workdir: str | Path, folders: Sequence[TrafficFolder], horizon: float) -> Path:

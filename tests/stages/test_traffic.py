@@ -132,6 +132,7 @@ def test_all_folders_of_the_workdir_are_labelled_and_forgotten_from(write, run, 
     assert run("status")[0] == 0
     code, out, err = run("forget", "--user=ann")
     assert sorted(json.loads(out)["forgotten"]) == ["anchor ann", "candidate ann", "traffic ann"], err
+    assert json.loads(run("forget", "--session=one")[1]) == {"forgotten": ["one"]}
 
 
 def test_a_run_prints_the_labels_that_it_has_made(write, run):

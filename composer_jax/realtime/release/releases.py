@@ -441,7 +441,7 @@ class ReleaseFolder:
         try:
             if states := self._learner_of(last):
                 states.keep(pinned_versions(self.releases))
-        except UserError as error:
+        except (UserError, OSError) as error:
             raise UserError(
                 f"release {last.number} is {last.state}, but the learner's states were not kept: {error}"
             ) from error
@@ -485,7 +485,7 @@ class ReleaseFolder:
             if states := self._learner_of(last):
                 states.keep(pinned_versions(self.releases))
                 states.restore(to, as_version)
-        except UserError as error:
+        except (UserError, OSError) as error:
             raise UserError(
                 f"all users have version {as_version}, with the weights of version {to}, but the learner has not gone "
                 f"back: {error} The next command tries it again; launch.traffic rollback --leave_learner goes on "

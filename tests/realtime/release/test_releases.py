@@ -211,9 +211,10 @@ def test_users_go_back_before_a_learner_that_is_locked(tmp_path, chain, clock):
     assert read_releases(tmp_path)[0].state == "rolled_back" and states.calls == [(4, 8)]
 
 
-def test_a_learner_whose_folder_is_gone_stops_no_release(tmp_path, chain, clock):
+@pytest.mark.parametrize("kind", [UserError, OSError])
+def test_a_learner_whose_folder_is_gone_stops_no_release(tmp_path, chain, clock, kind):
     def gone(_):
-        raise UserError("the folder is not there.")
+        raise kind("the folder is not there.")
 
     with opened(tmp_path, clock, learner=lambda _: States()) as folder:
         folder.adopt(chain, 7, 4, learner=str(tmp_path))
@@ -222,7 +223,7 @@ def test_a_learner_whose_folder_is_gone_stops_no_release(tmp_path, chain, clock)
             folder.record_gate(PASS)
         with pytest.raises(UserError, match="release 1 is canary"):
             folder.move("canary", "", fraction=0.01)
-        assert look(folder, clock).state == "canary"
+        assert look(folder, clock, users=9).state == "canary"
         with pytest.raises(UserError, match="all users have version 8, .* --leave_learner goes on without it"):
             folder.roll_back("users complain")
     assert arms(chain) == {"anchor": 8, "candidate": 8} and 8 in pins(chain)
