@@ -15,14 +15,14 @@
 label measures what became of the sessions that are old enough. begin opens a release of a version that exists in a
 folder of versions (rl.publish of a trainer); the version that serves makes it an A/A test, which comes before the first
 canary. gate compares two evaluations of launch.evaluate. canary starts, looks once at the labels so far, and goes on,
-waits, holds or rolls back; run it again and again. A held release goes on with --approve=REASON, or ends with gate
---refuse=REASON. rollback publishes the weights that served before as a new version. status also writes
-WORKDIR/report.html. All commands but label and route end with a line of JSON on stdout. docs/realtime.md has the way
-from the first server to a release.
+waits, holds or rolls back; run it again and again. A held release goes on with --approve=REASON. One that has not
+passed the gate ends with gate --refuse=REASON. rollback publishes the weights that served before as a new version.
+status also writes WORKDIR/report.html. All commands but label and route end with a line of JSON on stdout.
+docs/realtime.md has the way from the first server to a release.
 """
 
 import getpass
-from pathlib import Path
+import os
 
 from absl import flags as absl_flags
 
@@ -36,7 +36,7 @@ COMMANDS = {
     "begin": ("weights", "version", "serving", "learner", "run"),
     "gate": ("anchor", "candidate", "margin", "approve", "refuse"),
     "canary": ("traffic", "labels", "server", "router", "horizon_s", "harm", "planned_users", "skip_aa", "approve"),
-    "rollback": ("to", "reason"),
+    "rollback": ("to", "reason", "leave_learner"),
     "route": ("host", "port", "anchor", "candidate"),
     "status": ("traffic", "horizon_s"),
 }
@@ -54,7 +54,7 @@ def define(values):
         "traffic",
         [],
         "label, canary, forget, status: a folder that launch.serve --traffic writes; may be repeated. The default is "
-        "WORKDIR/traffic, if it is there.",
+        "all such folders directly in WORKDIR.",
         flag_values=values,
     )
     string("checkpoint", "label: weights whose tokenizer and template wrote the traffic; without, texts are not read.")
@@ -63,7 +63,7 @@ def define(values):
     )
     string("judge", "label: address of a model that judges follow-ups, up to /v1; without, rules do.")
     string("judge_model", "label: the name of that model.")
-    string("judge_key", "label: its API key.")
+    string("judge_key", "label: its API key; the default is COMPOSER_JAX_API_KEY of the environment.")
     string("session", "forget: X-Session-ID of the session that is deleted.")
     string("user", "forget: X-User-ID, or the hash, of the user whose sessions are deleted.")
     string("weights", "begin: the folder or URL of versions of the weights.")
@@ -77,7 +77,7 @@ def define(values):
     string("candidate", "gate: the same of the candidate. route: the address of its server.")
     number("margin", "gate: by which the candidate may be worse in no suite; the default is 0.03.")
     string("approve", "gate, canary: why a held release goes on.")
-    string("refuse", "gate: why a held release ends.")
+    string("refuse", "gate: why a release ends that has not passed the gate.")
     string("labels", "canary: a file of JSON lines {user, arm, fraction, value, metric}, of all users so far.")
     absl_flags.DEFINE_multi_string(
         "server",
@@ -96,6 +96,9 @@ def define(values):
     absl_flags.DEFINE_boolean("skip_aa", False, "canary: starts without an A/A test before.", flag_values=values)
     integer("to", "rollback: the version; the default is the anchor of the release.")
     string("reason", "rollback: why, for the records.")
+    absl_flags.DEFINE_boolean(
+        "leave_learner", False, "rollback: the learner, whose states are lost, stays as it is.", flag_values=values
+    )
     string("host", "route: the address to listen on; the default is 127.0.0.1.")
     integer("port", "route: the port to listen on; the default is 8000.")
     return ("workdir",)
@@ -139,27 +142,33 @@ def _show(command, values):
         from composer_jax.stages.traffic import keep_correlations, traffic_counts, write_traffic_page
 
         folders = _folders(values)
-        page = write_traffic_page(values.workdir, folders, values.horizon_s or HORIZON_S)
+        page = write_traffic_page(values.workdir, folders, _horizon(values))
         shown |= {"traffic": traffic_counts(folders), "page": str(page)}
         shown["keep_correlations"] = keep_correlations(folders)
     print_json(shown, None)
 
 
-def _folders(values, *, is_needed=False):
-    """The folders of traffic; none if WORKDIR/traffic is not there and none is named."""
-    from composer_jax.stages.traffic import DEFAULT, traffic_folders
+def _folders(values, *, is_needed=False, compares_users=False):
+    """The folders of traffic; none if WORKDIR has none and none is named."""
+    from composer_jax.stages.traffic import default_folders, traffic_folders
 
-    is_there = values.traffic or (Path(values.workdir).expanduser() / DEFAULT).exists()
-    return traffic_folders(values.workdir, values.traffic) if is_there or is_needed else []
+    if not (is_needed or values.traffic or default_folders(values.workdir)):
+        return []
+    return traffic_folders(values.workdir, values.traffic, compares_users=compares_users)
+
+
+def _horizon(values):
+    return HORIZON_S if values.horizon_s is None else values.horizon_s
 
 
 def _label(values):
     from composer_jax.stages.traffic import judge_at, label_traffic
 
-    judge = judge_at(values.judge or "", values.judge_model or "", values.judge_key or "")
+    key = os.environ.get("COMPOSER_JAX_API_KEY", "") if values.judge_key is None else values.judge_key
+    judge = judge_at(values.judge or "", values.judge_model or "", key)
     folders = _folders(values, is_needed=True)
     own = dict(signal.partition("=")[::2] for signal in values.signal)
-    label_traffic(folders, values.horizon_s or HORIZON_S, values.checkpoint or "", judge, own)
+    label_traffic(folders, _horizon(values), values.checkpoint or "", judge, own)
 
 
 def _forget(values):
@@ -173,7 +182,8 @@ def _change(command, values):
     from composer_jax.realtime.release.releases import ReleaseFolder
     from composer_jax.realtime.release.steps import approve, refuse
 
-    with ReleaseFolder(values.workdir, by=getpass.getuser(), learner=_learner) as folder:
+    leaves = values.leave_learner
+    with ReleaseFolder(values.workdir, by=_user_name(), learner=_learner, leaves_learner=leaves) as folder:
         if values.approve is not None:
             approve(folder, values.approve)
         elif values.refuse is not None:
@@ -224,14 +234,24 @@ def _canary(folder, values):
 def _canary_labels(folder, values):
     from composer_jax.stages.traffic import rows_of_canary
 
-    if not folder.releases or not (folders := _folders(values)):
+    if not folder.releases or not (folders := _folders(values, compares_users=True)):
         return []
-    return rows_of_canary(folders, values.horizon_s or HORIZON_S, folder.last)
+    return rows_of_canary(folders, _horizon(values), folder.last)
 
 
 def _rollback(folder, values):
     _require(values, "reason", "rollback")
+    if folder.resumed_rollback and values.to in (None, folder.last.rollback["to"]):
+        return  # opening the folder has done what an earlier command was told
     folder.roll_back(values.reason, values.to)
+
+
+def _user_name():
+    """The name of the user who decides, or the number where it has none, as in a container."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):  # KeyError before Python 3.13
+        return f"user {os.getuid()}"
 
 
 def _learner(checkpoints):

@@ -58,6 +58,8 @@ class WeightFollower:
           serves_other: the server began with weights from elsewhere, whose version 0 is none of the folder's.
         """
         self._service, self._folder, self._arm, self._serves_other = service, folder, arm, serves_other
+        self._own = service.sampler.version
+        """What the server had at its beginning, or got here last; it serves another one that somebody has pushed."""
         self._bad: tuple[int | None, str] = (None, "")
         """The version that was refused though it is there, and why; it is not read again until another was wanted."""
         service.health |= {"follows": f"{PATCHES_PREFIX}{folder}", "arm": arm, "refused": ""}
@@ -90,8 +92,9 @@ class WeightFollower:
             if version != self._bad[0]:
                 self._bad = (None, "")
             if version == served and not self._serves_other:
+                self._own = version
                 return
-            if version < served:
+            if version < served and not await self._is_foreign(served):
                 raise UserError(f"version {version} is below version {served}, which is served; versions rise.")
             if version == self._bad[0]:
                 raise UserError(self._bad[1])
@@ -103,7 +106,15 @@ class WeightFollower:
                 if is_there:
                     self._bad = (version, str(error))
                 raise
-            self._serves_other = False
+            self._serves_other, self._own = False, version
+
+    async def _is_foreign(self, served: int) -> bool:
+        """Returns whether what is served was pushed with a number above all of the folder, so that it is none of it.
+
+        The next versions of the folder would be below it: also the one that a rollback publishes.
+        """
+        versions = await asyncio.to_thread(ChainFiles(self._folder).versions, is_complete=False)
+        return served != self._own and served > max(versions, default=-1)
 
     def _note(self, refused: str) -> bool:
         if refused and refused != self._service.health["refused"]:

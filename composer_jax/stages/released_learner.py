@@ -59,7 +59,7 @@ class LearnerCheckpoints:
         if not self.has(version):
             raise UserError(
                 f"{self._kept} has no state of version {version}, so the learner cannot go back; release versions "
-                "that the learner has saved (rl.save_every), or roll back without --learner."
+                "that the learner has saved (rl.save_every)."
             )
         with self._locked(), CheckpointStore(self._kept) as kept:
             steps = self._steps()

@@ -1,6 +1,8 @@
 """Production traffic of a workdir: its folders are labelled, read for a canary, shown, and forgotten from."""
 
 import contextlib
+import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,32 +17,44 @@ from composer_jax.realtime.labels.signal_types import ChatText, LabelContext
 from composer_jax.realtime.labels.store import Label, LabelStore
 from composer_jax.realtime.labels.summary import format_run, rank_correlations, summarize_labels, summary_tables
 from composer_jax.realtime.release.canary import LabelRow
-from composer_jax.realtime.release.label_rows import canary_rows
+from composer_jax.realtime.release.label_rows import CANARY_SIGNALS, canary_rows
 from composer_jax.realtime.release.releases import Release, read_releases
 from composer_jax.realtime.release.tables import release_tables
-from composer_jax.serve.traffic.database import open_database
+from composer_jax.serve.traffic.database import NAME, open_database
 from composer_jax.serve.traffic.folder import TrafficFolder
 from composer_jax.serve.traffic.policy import text_fingerprint
 from composer_jax.serve.traffic.records import SessionRecord
 from composer_jax.serve.traffic.retention import forget
 
-DEFAULT = "traffic"
-"""The folder in a workdir that one server writes."""
+MOST_ON_PAGE = 100_000
+"""Labels of each folder that the page summarizes, the newest ones."""
 SHORT_S, LONG_S = 600.0, 86_400.0
 """Ages whose labels `keep_correlations` compares."""
 
 
-def traffic_folders(workdir: str | Path, names: Sequence[str]) -> list[TrafficFolder]:
-    """Returns the folders called `names`, or else WORKDIR/traffic.
+def default_folders(workdir: str | Path) -> list[Path]:
+    """Returns the folders directly in a workdir into which servers write traffic, such as those of two arms."""
+    return sorted(file.parent for file in Path(workdir).expanduser().glob(f"*/{NAME}"))
+
+
+def traffic_folders(workdir: str | Path, names: Sequence[str], *, compares_users: bool = True) -> list[TrafficFolder]:
+    """Returns the folders called `names`, or else all traffic folders directly in a workdir.
+
+    compares_users: whether the hashes of users of different folders are compared.
 
     Raises:
-      UserError: one is not a traffic folder, or two hash the same user differently.
+      UserError: there is none, one is not a traffic folder or named twice, or two hash the same user differently.
     """
-    folders = [TrafficFolder(Path(name).expanduser()) for name in names or [Path(workdir).expanduser() / DEFAULT]]
-    if len({folder.policy.salt for folder in folders}) > 1:
+    paths = [Path(name).expanduser() for name in names] or default_folders(workdir)
+    if not paths:
+        raise UserError(f"{workdir} has no folder that a server writes traffic into; name one with --traffic.")
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise UserError(f"one of {', '.join(map(str, paths))} is named twice; name each folder once.")
+    folders = [TrafficFolder(path) for path in paths]
+    if compares_users and len({folder.policy.salt for folder in folders}) > 1:
         raise UserError(
-            f"{folders[0].path} and the others have different salts, so a user has two hashes; give all servers a "
-            '--traffic_policy with the same "salt" before they write.'
+            f"{', '.join(map(str, paths))} have different salts, so a user has two hashes; give all servers a "
+            '--traffic_policy with the same "salt" before they write, or name folders of one salt with --traffic.'
         )
     return folders
 
@@ -52,7 +66,7 @@ def label_traffic(
     judge: FollowUpJudge,
     own_signals: Mapping[str, str] | None = None,
 ) -> None:
-    """Labels the sessions of all folders that are old enough, and prints what was done.
+    """Labels the sessions of all folders that are old enough, and prints what was done and the new labels' signals.
 
     Args:
       horizon: age in seconds.
@@ -75,7 +89,7 @@ def label_traffic(
             run = label_sessions(
                 folder, database, horizon, context=context, own_signals=own_signals, retention_days=days
             )
-            print(folder.path, format_run(run, summarize_labels(LabelStore(database).read(horizon))), sep="\n")
+            print(folder.path, format_run(run, summarize_labels(run.labels)), sep="\n")
 
 
 def judge_at(url: str, model: str, key: str = "") -> FollowUpJudge:
@@ -85,47 +99,60 @@ def judge_at(url: str, model: str, key: str = "") -> FollowUpJudge:
     return ModelJudge(url, model, key=key) if url else RuleJudge()
 
 
-def read_labels(folders: Sequence[TrafficFolder], horizon: float) -> tuple[list[Label], dict[str, SessionRecord]]:
-    """Returns the labels of a horizon in all folders whose sessions exist, and those sessions' records."""
-    labels: list[Label] = []
-    records: dict[str, SessionRecord] = {}
+def read_labels(
+    folders: Sequence[TrafficFolder],
+    horizon: float,
+    *,
+    since: float = 0.0,
+    signals: Sequence[str] = (),
+    most: int | None = None,
+) -> tuple[list[Label], dict[str, SessionRecord]]:
+    """Returns the labels of a horizon in all folders whose sessions exist, and the records of all sessions.
+
+    A session that went on at another server has a part in two folders. It is that of the folder in which it opened
+    first; its part in the other one has no label here. since, signals, most: as of `LabelStore.read`, for each folder.
+    """
+    opened: dict[str, tuple[SessionRecord, TrafficFolder]] = {}
     for folder in folders:
-        here = {record.session: record for record in folder.sessions()}
+        for record in folder.sessions():
+            before = opened.get(record.session)
+            if before is None or record.opened < before[0].opened:
+                opened[record.session] = record, folder
+    labels: list[Label] = []
+    for folder in folders:
         with contextlib.closing(open_database(folder.path)) as database:
-            labels += [label for label in LabelStore(database).read(horizon) if label.session in here]
-        if twice := here.keys() & records.keys():
-            raise UserError(
-                f"session {min(twice)!r} is in two folders of traffic; let the router choose the server of a user."
-            )
-        records |= here
-    return labels, records
+            read = LabelStore(database).read(horizon, since=since, signals=signals, most=most)
+            labels += [label for label in read if label.session in opened and opened[label.session][1] is folder]
+    return labels, {session: record for session, (record, _) in opened.items()}
 
 
 def rows_of_canary(folders: Sequence[TrafficFolder], horizon: float, release: Release) -> list[LabelRow]:
     """Returns what the labels of a horizon say about a release's canary; see `canary_rows`."""
-    labels, records = read_labels(folders, horizon)
+    began = min((row["time"] for row in release.transitions if row["state"] == "canary"), default=math.inf)
+    labels, records = read_labels(folders, horizon, since=began, signals=CANARY_SIGNALS)
     return canary_rows(release, labels, records)
 
 
 def forget_traffic(folders: Sequence[TrafficFolder], *, session: str = "", user: str = "") -> list[str]:
     """Deletes a session or a user from all folders; returns the ids of the sessions. See retention.forget."""
-    return [name for folder in folders for name in forget(folder.path, session=session, user=user)]
+    return list(dict.fromkeys(name for folder in folders for name in forget(folder.path, session=session, user=user)))
 
 
 def write_traffic_page(workdir: str | Path, folders: Sequence[TrafficFolder], horizon: float) -> Path:
     """Writes WORKDIR/report.html with releases, signals by version, and what was dropped; returns its path."""
-    labels, _ = read_labels(folders, horizon)
+    labels, _ = read_labels(folders, horizon, most=MOST_ON_PAGE)
     tables = [*release_tables(read_releases(workdir)), *summary_tables(summarize_labels(labels))]
     return write_report(Path(workdir).expanduser(), traffic=tables)
 
 
-def keep_correlations(folders: Sequence[TrafficFolder]) -> dict[str, float]:
-    """Returns version -> rank correlation of kept lines after 10 minutes with those after a day.
+def keep_correlations(folders: Sequence[TrafficFolder]) -> dict[str, dict[str, float]]:
+    """Returns version -> {"correlation", "sessions", "left_out"} of kept lines after 10 minutes with those after a day.
 
-    One that falls below that of the versions before says that the early label no longer stands for the late one.
+    A correlation below that of earlier versions means that the early label no longer predicts the late one. See
+    `rank_correlations`; both ages have to be labelled.
     """
-    short, long = (read_labels(folders, horizon)[0] for horizon in (SHORT_S, LONG_S))
-    return {version: row.correlation for version, row in rank_correlations(short, long).items()}
+    short, long = (read_labels(folders, horizon, signals=("keep",))[0] for horizon in (SHORT_S, LONG_S))
+    return {version: dataclasses.asdict(row) for version, row in rank_correlations(short, long).items()}
 
 
 def traffic_counts(folders: Sequence[TrafficFolder]) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import http.server
 import json
+import os
 import threading
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import numpy as np
 import pytest
 
 from composer_jax.checkpoint.weight_chain import Shard, WeightPublisher, WeightReceiver
+from composer_jax.errors import UserError
+from composer_jax.realtime.release.releases import ReleaseFolder
 from launch import hosts, traffic
 from tests.launch.in_process import run_here
 
@@ -88,6 +91,55 @@ def test_a_release_and_its_rollback(tmp_path, run, weights):
     assert receiver.arrays["w"].tolist() == [1, 1, 1]
     status = run("status")[1]
     assert status == shown | {"traffic": [], "page": str(tmp_path / "report.html"), "keep_correlations": {}}
+
+
+def test_a_rollback_that_was_given_again_is_made_once(run, weights, monkeypatch, tmp_path):
+    class Learner:
+        is_locked = True
+
+        def keep(self, versions):
+            del versions
+
+        def has(self, version):
+            return version == 1
+
+        def restore(self, version, as_version):
+            assert (version, as_version) == (1, 4)
+            if self.is_locked:
+                raise UserError("the run is in use.")
+
+    learner = Learner()
+    monkeypatch.setattr(traffic, "_learner", lambda _: learner)
+    run("begin", f"--weights={weights}", "--version=3", "--serving=1", f"--learner={tmp_path}")
+    with ReleaseFolder(tmp_path, by="test", learner=lambda _: learner) as folder:
+        folder.record_gate({"verdict": "pass", "reasons": []})
+        folder.move("canary", "", fraction=0.01)
+    code, shown, err = run("rollback", "--reason=users complain")
+    assert code == 2 and shown is None and "the learner has not gone back: the run is in use." in err
+    learner.is_locked = False
+    code, shown, err = run("rollback", "--reason=users complain")
+    assert (code, shown["serving"], shown["releases"][0]["state"]) == (0, 4, "rolled_back"), err
+    assert len(shown["releases"][0]["transitions"]) == 4
+
+
+def test_a_person_without_a_name_decides(run, weights, tmp_path, monkeypatch):
+    """In a container there may be neither a name nor an entry of the user."""
+
+    def unknown():
+        raise KeyError("getpwuid(): uid not found: 1234")
+
+    monkeypatch.setattr(traffic.getpass, "getuser", unknown)
+    assert run("begin", f"--weights={weights}", "--version=3", "--serving=1")[0] == 0
+    assert f'"by": "user {os.getuid()}"' in (tmp_path / "releases" / "0001.json").read_text()
+
+
+def test_the_key_of_a_judge_need_not_be_on_the_command_line(run, tmp_path, monkeypatch):
+    keys = []
+    monkeypatch.setenv("COMPOSER_JAX_API_KEY", "of the environment")
+    monkeypatch.setattr("composer_jax.stages.traffic.judge_at", lambda url, model, key: keys.append(key))
+    run("label")
+    run("label", "--judge_key=of the flag")
+    assert keys == ["of the environment", "of the flag"]
 
 
 def test_a_worse_candidate_fails(tmp_path, run, weights):

@@ -114,6 +114,21 @@ def test_an_arm_serves_what_its_release_says(folder, service):
     assert version == 3 and "version 2 is below version 3" in refused
 
 
+def test_weights_that_were_pushed_above_all_versions_do_not_end_following(folder, service):
+    """A rollback's version has a number above the folder's, which is below that of the pushed weights."""
+    pushed = weights(8)
+
+    async def push_and_look():
+        async with service.sampler.serving():
+            follower = WeightFollower(service, folder)
+            await service.sampler.update_serving(pushed["params"], pushed["router_bias"], 50)
+            assert await follower.look() and service.sampler.version == 1
+            WeightPublisher(folder).publish(local_shards(weights(2)), 2)
+            assert await follower.look() and service.sampler.version == 2
+
+    asyncio.run(push_and_look())
+
+
 @pytest.mark.parametrize("problem", ["missing", "damaged", "other network"])
 def test_a_refused_version_leaves_the_server_where_it_is(folder, service, problem):
     publisher = WeightPublisher(folder)

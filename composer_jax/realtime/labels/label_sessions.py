@@ -6,7 +6,7 @@ import math
 import sqlite3
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
@@ -39,7 +39,9 @@ class TrafficReader(Protocol):
 
     def sessions(self) -> list[SessionRecord]: ...
 
-    def read(self, session: str) -> SessionTraffic: ...
+    def read(self, session: str) -> SessionTraffic:
+        """Raises UserError for one that is unknown or forgotten."""
+        ...
 
     def is_forgotten(self, session: str) -> bool: ...
 
@@ -49,7 +51,7 @@ class LabelRun:
     """What one call of `label_sessions` did."""
 
     labels: Sequence[Label]
-    """The new ones, as they are stored."""
+    """The new ones, by session."""
     waiting: int
     """Sessions that are not old enough yet."""
     unjudged: int
@@ -77,6 +79,31 @@ class _SessionJudge:
             raise
         self.answers += 1
         return vote
+
+
+@dataclasses.dataclass
+class _JudgeOutage:
+    """Counts the sessions that wait for a judge that cannot be asked."""
+
+    unjudged: int = 0
+    in_row: int = 0
+    """Since the judge last answered."""
+    failure: JudgeUnavailable | None = None
+    """Of the last of JUDGE_FAILURES in a row."""
+
+    def labels(self, results: Iterable[tuple[Label | None, _SessionJudge]]) -> list[Label]:
+        """Returns the labels among the results of a labeller, up to the session with which the judge is given up."""
+        labels: list[Label] = []
+        for label, judge in results:
+            labels += [label] if label else []
+            if judge.failure and label is None:
+                self.unjudged, self.in_row = self.unjudged + 1, self.in_row + 1
+            elif judge.answers:
+                self.in_row = 0
+            if self.in_row >= JUDGE_FAILURES:
+                self.failure = judge.failure
+                break
+        return labels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,29 +180,26 @@ def label_sessions(
     records = [record for record in traffic.sessions() if record.session not in labelled]
     # A session without any activity is the oldest that it can be.
     candidates = [record.session for record in records if now >= record.opened + horizon + grace]
-    names: set[str] = set()
-    forgotten = unjudged = failures = 0
+    made: list[Label] = []
+    forgotten, outage = 0, _JudgeOutage()
     with Progress(len(candidates), "sessions", "labels") as progress, ThreadPoolExecutor(THREADS) as pool:
         for first in range(0, len(candidates), AT_ONCE):
             chunk = candidates[first : first + AT_ONCE]
             sessions = [session for name in chunk if (session := _read(traffic, name))]
             forgotten += len(chunk) - len(sessions)
-            labels: list[Label] = []
-            for label, judge in pool.map(labeller.label, sessions):
-                labels += [label] if label else []
-                unjudged += judge.failure is not None and label is None
-                failures = failures + 1 if judge.failure else 0 if judge.answers else failures
-                if judge.failure and failures >= JUDGE_FAILURES:
-                    raise UserError(
-                        f"{judge.failure}, {failures} sessions in a row; start the judge and label again, or use the "
-                        f"rules. {len(names)} sessions were labelled before."
-                    ) from judge.failure
+            labels = outage.labels(pool.map(labeller.label, sessions))
             store.insert(labels, traffic.is_forgotten)
-            names |= {label.session for label in labels}
-            progress.update(len(chunk), labelled=len(names))
-    new = [label for label in store.read(horizon, labeller.version) if label.session in names]
-    waiting = len(records) - forgotten - unjudged - len(names)
-    return LabelRun(new, waiting, unjudged, forgotten + len(names) - len(new), labeller.version)
+            made += labels
+            progress.update(len(chunk), labelled=len(made))
+            if outage.failure:
+                raise UserError(
+                    f"{outage.failure}, {outage.in_row} sessions in a row; start the judge and label again, or use the "
+                    f"rules. {len(made)} sessions were labelled before."
+                ) from outage.failure
+    stored = store.labelled(horizon, labeller.version)
+    new = sorted((label for label in made if label.session in stored), key=lambda label: label.session)
+    waiting = len(records) - forgotten - outage.unjudged - len(made)
+    return LabelRun(new, waiting, outage.unjudged, forgotten + len(made) - len(new), labeller.version)
 
 
 def check_horizon(horizon: float, grace: float, retention_days: float) -> None:
@@ -206,11 +230,9 @@ def _file_hash(function: SignalFunction) -> str:
 
 def _read(traffic: TrafficReader, session: str) -> SessionTraffic | None:
     """Returns a session; None for one that is forgotten, or that was deleted since the sessions were listed."""
-    if traffic.is_forgotten(session):
-        return None
     try:
-        return traffic.read(session)
+        return traffic.read(session)  # which opens the database once; a session with a tombstone is an error
     except UserError:
-        if any(record.session == session for record in traffic.sessions()):
+        if not traffic.is_forgotten(session) and any(record.session == session for record in traffic.sessions()):
             raise
         return None

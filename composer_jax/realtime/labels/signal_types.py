@@ -18,7 +18,7 @@ to measure, which is an outcome: a session without edits has no share of kept li
 SAMPLE_ANSWER = "answer of a tool"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Signal:
     """One measure of a session, with its mask and the reasons for it."""
 

@@ -3,10 +3,11 @@
 import dataclasses
 import json
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from composer_jax.realtime.labels.signal_types import Signal
+from composer_jax.realtime.labels.signal_types import SIGNAL_STATES, Signal, SignalState
 
 TABLE = """
 CREATE TABLE IF NOT EXISTS labels (
@@ -14,10 +15,11 @@ CREATE TABLE IF NOT EXISTS labels (
   start REAL NOT NULL, made REAL NOT NULL, bucket TEXT NOT NULL, first_version INTEGER, last_version INTEGER,
   late INTEGER NOT NULL, signals TEXT NOT NULL, PRIMARY KEY (session, horizon, labeller))
 """
+STATES: Mapping[str, SignalState] = {state: state for state in SIGNAL_STATES}
 INSERT = f"INSERT OR IGNORE INTO labels VALUES ({', '.join('?' * 12)})"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Label:
     """What became of a session at one age. Its reward follows from the labels beside it (reward.py)."""
 
@@ -76,11 +78,31 @@ class LabelStore:
         query = "SELECT session FROM labels WHERE horizon = ? AND labeller = ?"
         return {session for (session,) in self._database.execute(query, (horizon, labeller))}
 
-    def read(self, horizon: float, labeller: str | None = None) -> list[Label]:
-        """Returns the labels of an age, by session; of the labeller of the newest label if none is given."""
+    def read(
+        self,
+        horizon: float,
+        labeller: str | None = None,
+        *,
+        since: float = 0.0,
+        signals: Sequence[str] = (),
+        most: int | None = None,
+    ) -> list[Label]:
+        """Returns the labels of an age, by session; of the labeller of the newest label if none is given.
+
+        Args:
+          since: Unix seconds; labels that start earlier are left out.
+          signals: names of those that are read, which makes labels small; () for all.
+          most: that many of them, with the latest starts; None for all.
+        """
         labeller = labeller or self.newest_labeller(horizon)
-        query = "SELECT * FROM labels WHERE horizon = ? AND labeller = ? ORDER BY session"
-        return [_from_row(row) for row in self._database.execute(query, (horizon, labeller))]
+        names = ", ".join(field.name for field in dataclasses.fields(Label) if field.name != "signals")
+        column = f"json_object({', '.join('?, json_extract(signals, ?)' for _ in signals)})" if signals else "signals"
+        paths = [part for name in signals for part in (name, f'$."{name}"')]
+        query = f"""SELECT * FROM (SELECT {names}, {column} FROM labels
+          WHERE horizon = ? AND labeller = ? AND start >= ? ORDER BY start DESC LIMIT ?) ORDER BY session"""
+        limit = -1 if most is None else most
+        rows = self._database.execute(query, (*paths, horizon, labeller, since, limit))
+        return [_from_row(row) for row in rows]
 
     def newest_labeller(self, horizon: float) -> str:
         """Returns the labeller of the newest label of an age; empty without labels."""
@@ -101,7 +123,14 @@ def _to_row(label: Label) -> tuple[Any, ...]:
 def _from_row(row: tuple[Any, ...]) -> Label:
     fields: dict[str, Any] = dict(zip((field.name for field in dataclasses.fields(Label)), row, strict=True))
     fields["signals"] = {
-        name: Signal(one.get("value"), one["state"], tuple(one.get("reasons", ())), one.get("by_turn", {}))
+        # Names, states and reasons are the same in many labels, of which there may be a million.
+        sys.intern(name): Signal(
+            one.get("value"),
+            STATES[one["state"]],
+            tuple(map(sys.intern, one.get("reasons", ()))),
+            one.get("by_turn", {}),
+        )
         for name, one in json.loads(fields["signals"]).items()
+        if one is not None
     }
     return Label(**fields)

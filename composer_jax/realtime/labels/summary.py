@@ -11,8 +11,9 @@ from composer_jax.realtime.labels.label_sessions import LabelRun
 from composer_jax.realtime.labels.reward import RewardWeights, compute_rewards
 from composer_jax.realtime.labels.signal_types import Signal, censored, observed
 from composer_jax.realtime.labels.store import Label
+from composer_jax.realtime.quantiles import t_quantile, z_quantile
 
-Z_95 = 1.959964
+Z_95 = z_quantile(0.975)
 REWARD = "reward"
 INTERVAL_USERS = 5
 """An interval needs so many users."""
@@ -118,21 +119,8 @@ def clustered_interval(
     if number < INTERVAL_USERS:
         return mean, None, None
     squares = math.fsum((sums[owner] - mean * counts[owner]) ** 2 for owner in sums)
-    half = t_95(number - 1) * math.sqrt(squares * number / (number - 1)) / total
+    half = t_quantile(0.975, number - 1) * math.sqrt(squares * number / (number - 1)) / total
     return mean, mean - half, mean + half
-
-
-def t_95(degrees: int) -> float:
-    """Returns the 97.5 % quantile of Student's t, to 0.001 from 4 degrees (Abramowitz and Stegun 26.7.5)."""
-    z = Z_95
-    terms = (
-        z,
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
-    )
-    return sum(term / degrees**power for power, term in enumerate(terms))
 
 
 def wilson(share: float, n: float) -> tuple[float, float]:

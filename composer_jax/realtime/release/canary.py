@@ -34,8 +34,9 @@ BUCKETS = 10_000
 ARM_SIZES_ALPHA = 0.001
 """Probability that users who are assigned rightly are held for the sizes of their arms at any look of a step."""
 ERROR_RATIO, ERROR_RATE, LATENCY_RATIO = 3.0, 0.01, 1.5
-LEAST_ERRORS, LEAST_REQUESTS = 5, 100
-"""Failed requests of the candidate, and requests of each arm, before the rules of errors and latency apply."""
+LEAST_ERRORS, LEAST_ANSWERED = 5, 1000
+"""Failed requests of the candidate, and answered ones of each arm, before the rules of errors and latency apply: of a
+hundred, p95 is the fifth largest, which is 1.5 times that of equal servers again and again."""
 Arm = Literal["anchor", "candidate"]
 Decision = Literal["wait", "advance", "hold", "roll back"]
 
@@ -56,8 +57,10 @@ class ServiceSample(NamedTuple):
 
     requests: int
     errors: int
+    answered: int
+    """Requests of the model (POST /v1/...) that it answered without an error, or whose client went away."""
     p95_s: float
-    """Latency in seconds; 0 without requests."""
+    """Latency of those in seconds; 0 without any."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,11 +75,12 @@ class CanaryRules:
     harm: float = 0.0
     """The candidate goes back when the interval of its effect lies below minus this."""
     alpha: float = 0.05
-    """Probability that a candidate that does no harm goes back at any look, all steps and metrics together."""
+    """Probability that the labels of a candidate that does no harm take it back at any look, all steps and metrics
+    together. The rules of errors and latency have no such level."""
     planned_users: int = 2000
     """Users of a step after which the intervals are tightest."""
     min_users: int = FIRST_LOOK
-    """Users of each arm in a step before it ends."""
+    """Users of each arm in a step before it ends, for every metric that any session has."""
 
     def __post_init__(self) -> None:
         if not 0 < self.alpha < 1 or self.planned_users < 1 or self.horizon_s <= 0 or self.harm < 0:
@@ -88,7 +92,7 @@ class CanaryRules:
 
 def arm_of(salt: str, user: str, fraction: float) -> Arm:
     """Returns the arm of a user: the candidate for `fraction` of all users, the same ones and more as it rises."""
-    digest = hashlib.sha256(f"{salt}:{user}".encode()).digest()
+    digest = hashlib.sha256(f"{salt}:{user}".encode("utf-8", "surrogateescape")).digest()  # the bytes of a header
     return "candidate" if int.from_bytes(digest[:4]) % BUCKETS < round(fraction * BUCKETS) else "anchor"
 
 
@@ -114,8 +118,8 @@ def look(
       approved: names in "held_by" of earlier looks, which a person has approved; they do not hold it again.
 
     Returns:
-      {"users", "candidates", "metrics": {name: {"effect", "half_width", "users"}}, "decision": "roll back", "hold" or
-      "wait", "reasons", "held_by": "arm sizes" or names of metrics} as plain JSON.
+      {"users", "candidates", "metrics": {name: {"effect", "half_width", "users", "candidates"}}, "decision": "roll
+      back", "hold" or "wait", "reasons", "held_by": "arm sizes" or names of metrics} as plain JSON.
     """
     rows = list(rows)
     users: dict[str, LabelRow] = {}
@@ -166,6 +170,10 @@ def decide(seen: Mapping[str, Any], rules: CanaryRules, seconds: float) -> tuple
     fewest = min(seen["candidates"], seen["users"] - seen["candidates"])
     if fewest < rules.min_users:
         return "wait", f"an arm has {fewest} users, of at least {rules.min_users}"
+    for name, row in seen["metrics"].items():  # no harm was seen in a metric only where it was tested
+        users, arm = min((row["candidates"], "candidate"), (row["users"] - row["candidates"], "anchor"))
+        if users < rules.min_users:
+            return "wait", f"{name} has {users} users of the {arm}, of at least {rules.min_users}"
     return "advance", f"{seen['users']} users, no harm seen"
 
 
@@ -247,6 +255,7 @@ def _effect(
         "effect": float(means[-1]),
         "half_width": half_width if math.isfinite(half_width) else None,
         "users": len(known),
+        "candidates": int(is_candidate.sum()),
     }
 
 
@@ -259,7 +268,7 @@ def _service_reasons(service: Mapping[str, ServiceSample]) -> list[str]:
     reasons = []
     if candidate.errors >= LEAST_ERRORS and rate > ERROR_RATE and rate > ERROR_RATIO * baseline:
         reasons.append(f"{rate:.1%} of the candidate's requests failed, and {baseline:.1%} of the anchor's")
-    enough = min(anchor.requests, candidate.requests) >= LEAST_REQUESTS
+    enough = min(anchor.answered, candidate.answered) >= LEAST_ANSWERED
     if enough and candidate.p95_s > LATENCY_RATIO * anchor.p95_s:
         reasons.append(f"the candidate's p95 latency is {candidate.p95_s:.3g} s, and the anchor's {anchor.p95_s:.3g} s")
     return reasons

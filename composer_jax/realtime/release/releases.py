@@ -22,6 +22,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self
 
+from absl import logging
+
 from composer_jax.atomic_write import write_atomically
 from composer_jax.checkpoint.pinned_versions import pin_versions, read_manifest, restore_version, weights_hash
 from composer_jax.checkpoint.weight_chain import ARMS, ChainFiles
@@ -42,10 +44,12 @@ NEXT: Mapping[str, tuple[str, ...]] = {
     "failed": ("rolled_back",),
     "rolled_back": ("rolled_back",),
 }
-"""State -> states that may follow it. From `held` on it depends on the state before (`_next_states`)."""
+"""State -> states that may follow it. From `held` on it depends on the state before (`next_states`)."""
 ENDED = ("released", "failed", "rolled_back")
 KEPT_RELEASES = 2
 """The last versions that served all users, which stay pinned: one may go when two later ones have followed it."""
+MOST_WAITS = 200
+"""Looks at a canary that decided nothing, of which the last ones are kept: every look writes the whole file."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +77,7 @@ class Release:
     gate: Mapping[str, Any] | None = None
     """The gate's verdict and table."""
     canary: tuple[Mapping[str, Any], ...] = ()
-    """What each look at the canary saw."""
+    """What looks at the canary saw: all that decided something, and the last MOST_WAITS others."""
     rollback: Mapping[str, Any] | None = None
     """{"to": VERSION, "as": VERSION, "reason", "is_published"}: written before anything is undone, so that it goes on
     after a crash."""
@@ -177,17 +181,20 @@ class ReleaseFolder:
         by: str,
         clock: Callable[[], float] = time.time,
         learner: Callable[[str], LearnerStates] | None = None,
+        leaves_learner: bool = False,
     ) -> None:
         """
         Args:
           by: who decides, for the records: a person's or a program's name.
           learner: a learner's checkpoints -> its states; needed where releases name a learner.
+          leaves_learner: rollbacks leave the learner as it is, because its states are lost.
 
         Raises:
-          UserError: another process owns the releases, or a file is damaged.
+          UserError: another process owns the releases, a file is damaged, or the learner of a rollback that was begun
+            cannot go back.
         """
         self.path = Path(workdir).expanduser() / FOLDER
-        self._by, self._clock, self._learner = by, clock, learner
+        self._by, self._clock, self._learner, self._leaves_learner = by, clock, learner, leaves_learner
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -198,6 +205,8 @@ class ReleaseFolder:
             for left in self.path.glob(".*.json.*"):  # of a process that was killed while it wrote
                 left.unlink()
             self.releases = read_releases(workdir)
+            self.resumed_rollback = bool(self.releases) and self.last.is_rolling_back
+            """Whether opening it ended a rollback that an earlier process had begun."""
             self.reconcile()
             stack.pop_all()
 
@@ -282,7 +291,10 @@ class ReleaseFolder:
 
     def note_look(self, look: Mapping[str, Any]) -> Release:
         """Records what a look at the canary saw, which changes nothing else."""
-        return self._store(dataclasses.replace(self.last, canary=(*self.last.canary, look)))
+        waits = [i for i, seen in enumerate(self.last.canary) if seen["decision"] == "wait"]
+        oldest = set(waits[: len(waits) + 1 - MOST_WAITS]) if len(waits) >= MOST_WAITS else set()
+        looks = [seen for i, seen in enumerate(self.last.canary) if i not in oldest]
+        return self._store(dataclasses.replace(self.last, canary=(*looks, look)))
 
     # ---------------------------------------------------------------- the way back
 
@@ -292,12 +304,12 @@ class ReleaseFolder:
         to: the version; None is the release's anchor. look: what the canary saw.
 
         Raises:
-          UserError: the last release has no candidate, the version has not served all users or cannot be restored, or
-            the learner has no state of it.
+          UserError: no user has the last release's candidate, the version has not served all users or cannot be
+            restored, or the learner cannot go back to it, which all users have done then.
         """
         last = self.last
-        if "rolled_back" not in _next_states(last):
-            raise UserError(f"release {last.number} is {last.state}; there is nothing to roll back.")
+        if "rolled_back" not in next_states(last):
+            raise UserError(f"release {last.number} is {last.state}; there is nothing to roll back{_way_to_end(last)}.")
         to = last.anchor if to is None else to
         if to not in (served := served_versions(self.releases)):
             raise UserError(
@@ -306,7 +318,7 @@ class ReleaseFolder:
         read_manifest(ChainFiles(last.chain), to)
         looks = (*last.canary, *([look] if look is not None else []))
         intent = {"to": to, "as": _next_version(last.chain), "reason": reason, "is_published": False}
-        self._pin([*self.releases[:-1], dataclasses.replace(last, rollback=intent)], to)
+        self._pin([*self.releases[:-1], dataclasses.replace(last, rollback=intent)])
         self._store(dataclasses.replace(last, rollback=intent, canary=looks))
         return self._finish_rollback()
 
@@ -324,19 +336,22 @@ class ReleaseFolder:
             if (candidate := max(labelled, default=None)) is not None:
                 self.record_candidate(candidate)
         self._follow()
+        try:
+            self._keep_states()
+        except UserError as error:  # a release can go on or back without them
+            logging.warning("%s", error)
 
     # ---------------------------------------------------------------- inside
 
     def _new(self, chain: str, anchor: int | None, learner: str, hashes: Mapping[str, str] | None) -> Release:
         if self.releases and self.last.is_open:
-            raise UserError(
-                f"release {self.last.number} is {self.last.state}; release it or roll it back before another begins."
-            )
+            way = _way_to_end(self.last) or "; release it or roll it back"
+            raise UserError(f"release {self.last.number} is {self.last.state}{way} before another begins.")
         serving = served_versions(self.releases)[-1] if self.releases else anchor
         if serving is None:
-            raise UserError("the first release needs --anchor, the version that serves now.")
+            raise UserError("the first release needs --serving, the version that serves now.")
         if anchor not in (None, serving):
-            raise UserError(f"version {serving} serves now, not {anchor}; leave --anchor out, or roll back.")
+            raise UserError(f"version {serving} serves now, not {anchor}; leave --serving out, or roll back.")
         chain = chain if "://" in chain else str(Path(chain).expanduser().absolute())
         if self.releases and chain != self.last.chain:
             raise UserError(f"the releases are of versions in {self.last.chain}, not {chain}; use another --workdir.")
@@ -357,7 +372,7 @@ class ReleaseFolder:
     def _write(self, release: Release, state: str, reason: str) -> Release:
         """Writes a release in its next state, and does what follows from it."""
         is_new = not self.releases or release.number != self.last.number
-        if not is_new and state not in (following := _next_states(self.last)):
+        if not is_new and state not in (following := next_states(self.last)):
             raise UserError(
                 f"release {release.number} is {release.state}, from which it cannot become {state}; it can become "
                 f"{', '.join(following) or 'nothing else'}."
@@ -374,9 +389,13 @@ class ReleaseFolder:
         release = dataclasses.replace(release, transitions=(*release.transitions, row))
         others = self.releases if is_new else self.releases[:-1]
         # Before the file: no publisher may delete what the file names.
-        self._pin([*others, release], release.anchor if is_new else None)
+        self._pin([*others, release])
+        if is_new:
+            self._require_state([*others, release])
         self._store(release)
         self._follow()
+        if not is_new:  # users do not wait for a learner, whose states may be lost
+            self._keep_states()
         return release
 
     def _now(self, state: str) -> float:
@@ -399,23 +418,36 @@ class ReleaseFolder:
             self.releases.append(release)
         return release
 
-    def _pin(self, releases: Sequence[Release], anchor: int | None = None) -> None:
-        """Pins what the releases as they are and as they will be need.
-
-        anchor: a version to which the learner, if there is one, must be able to go back.
-        """
+    def _pin(self, releases: Sequence[Release]) -> None:
+        """Pins the weights that the releases as they are and as they will be need."""
         pins = pinned_versions(releases) | (pinned_versions(self.releases) if self.releases else set())
-        last = releases[-1]
-        self._keep(last, pins)
-        states = self._learner_of(last)
-        if states and anchor is not None and not states.has(anchor):
+        pin_versions(releases[-1].chain, pins, str(self.path.parent.absolute()))
+
+    def _require_state(self, releases: Sequence[Release]) -> None:
+        """Keeps the learner's states for a new release. Raises UserError if there is none of its anchor."""
+        new = releases[-1]
+        if (states := self._learner_of(new)) is None:
+            return
+        states.keep(pinned_versions(releases))
+        if not states.has(new.anchor):
             raise UserError(
-                f"the learner {last.learner} has no state of version {anchor}, to which it could not go back; "
+                f"the learner {new.learner} has no state of version {new.anchor}, to which it could not go back; "
                 "name a version that it has saved (rl.save_every), or begin the release without --learner."
             )
 
+    def _keep_states(self) -> None:
+        """Keeps the learner's states of the pinned versions. Raises a UserError that says how far the release is."""
+        last = self.last
+        try:
+            if states := self._learner_of(last):
+                states.keep(pinned_versions(self.releases))
+        except (UserError, OSError) as error:
+            raise UserError(
+                f"release {last.number} is {last.state}, but the learner's states were not kept: {error}"
+            ) from error
+
     def _follow(self) -> None:
-        """Makes pins and arms those that the files ask for."""
+        """Makes pins of weights and arms those that the files ask for."""
         last = self.last
         arms = json.dumps(arms_of(self.releases)).encode()
         files = ChainFiles(last.chain)
@@ -425,13 +457,7 @@ class ReleaseFolder:
             current = b""
         if current != arms:
             files.write(ARMS, arms)
-        self._keep(last, pinned_versions(self.releases))
-
-    def _keep(self, release: Release, versions: set[int]) -> None:
-        """Keeps versions of the weights, and the learner's states of them."""
-        pin_versions(release.chain, versions, str(self.path.parent.absolute()))
-        if states := self._learner_of(release):
-            states.keep(versions)
+        pin_versions(last.chain, pinned_versions(self.releases), str(self.path.parent.absolute()))
 
     def _learner_of(self, release: Release) -> LearnerStates | None:
         if not release.learner:
@@ -451,10 +477,20 @@ class ReleaseFolder:
             last = self._store(dataclasses.replace(last, rollback=rollback))
         restore_version(last.chain, to, as_version, {"release": last.number})
         last = self._store(dataclasses.replace(last, rollback={**rollback, "is_published": True}))
-        self._follow()  # users have the older weights even if the learner cannot go back yet
-        if states := self._learner_of(last):
-            states.restore(to, as_version)
+        self._follow()  # users have the older weights even if the learner cannot go back
         reason = f"version {as_version} has the weights of version {to}: {rollback['reason']}"
+        if last.learner and self._leaves_learner:
+            last, reason = dataclasses.replace(last, learner=""), f"{reason}; the learner stays as it was"
+        try:
+            if states := self._learner_of(last):
+                states.keep(pinned_versions(self.releases))
+                states.restore(to, as_version)
+        except (UserError, OSError) as error:
+            raise UserError(
+                f"all users have version {as_version}, with the weights of version {to}, but the learner has not gone "
+                f"back: {error} The next command tries it again; launch.traffic rollback --leave_learner goes on "
+                "without it."
+            ) from error
         return self._write(dataclasses.replace(last, fraction=0.0), "rolled_back", reason)
 
 
@@ -463,12 +499,18 @@ def _held_from(release: Release) -> str | None:
     return release.transitions[-2]["state"] if release.state == "held" else None
 
 
+def _way_to_end(release: Release) -> str:
+    """Returns the way out of a release that has not passed the gate, as a part of a sentence; "" for others."""
+    return "; end it with gate --refuse=REASON" if "failed" in next_states(release) else ""
+
+
 def _next_version(chain: str) -> int:
     """Returns a number above all versions, also above one that a trainer is writing."""
     return max(ChainFiles(chain).versions(is_complete=False)) + 1
 
 
-def _next_states(release: Release) -> tuple[str, ...]:
+def next_states(release: Release) -> tuple[str, ...]:
+    """Returns the states that may follow that of a release."""
     if release.is_rolling_back:
         return ("rolled_back",)
     if release.version is None and release.state == "failed":

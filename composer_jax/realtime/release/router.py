@@ -4,11 +4,16 @@ A user is X-User-ID, or the API key without one; a request with neither goes to 
 they come, and a client that goes away ends its request at the server, too. The server gets the arm as the header X-Arm,
 and the client as well. GET /arms says what both servers did in the last minutes, which `canary.look` needs.
 
+A session (X-Session-ID) stays with the server of its first request while a canary is open, also when the fraction
+rises: each server has a traffic folder of its own. POST /events, whose sender is often no user of the model, goes to
+the other server when the first one answers 404.
+
 HAProxy does the same without the release file; docs/realtime_release.md has its configuration.
 """
 
 import asyncio
 import collections
+import hashlib
 import json
 import sys
 import time
@@ -29,6 +34,9 @@ WINDOW_S = 300.0
 """Seconds of requests that GET /arms counts."""
 MOST_SAMPLES = 100_000
 """Requests of the window that are kept per arm; beyond it, the newest ones."""
+MOST_SESSIONS = 100_000
+"""Sessions whose server is remembered; beyond it, those with the newest requests."""
+OTHER: Mapping[Arm, Arm] = {"anchor": "candidate", "candidate": "anchor"}
 HOP_BY_HOP = {
     "connection",
     "keep-alive",
@@ -56,6 +64,22 @@ class Split(NamedTuple):
     fraction: float
     """0 while it is being rolled back."""
 
+    @property
+    def is_open(self) -> bool:
+        """Whether users have different arms."""
+        return 0 < self.fraction < 1
+
+
+class _Sample(NamedTuple):
+    """One request of a server."""
+
+    at: float
+    status: int
+    """499 of a client that went away, which is not an error of the server."""
+    seconds: float
+    is_model: bool
+    """Whether the model was to answer."""
+
 
 class ArmRouter:
     """Assigns users to arms and passes their requests on.
@@ -75,11 +99,14 @@ class ArmRouter:
         self._folder, self._monotonic = Path(workdir).expanduser() / FOLDER, monotonic
         self._servers = {arm: address.rstrip("/") for arm, address in servers.items()}
         self._stamp, self._split = self._newest(), self._read(self._newest())
+        self._samples: dict[Arm, collections.deque[_Sample]]
         self._samples = {arm: collections.deque(maxlen=MOST_SAMPLES) for arm in servers}
+        self._sessions: collections.OrderedDict[bytes, tuple[int, Arm]] = collections.OrderedDict()
+        """Hash of a session -> the release in which it had its last request, and the arm whose server got it."""
 
     def arm(self, user: str) -> Arm:
         """Returns the arm of a user in the open canary; the anchor outside one."""
-        if not user or self._split is None or not 0 < self._split.fraction < 1:
+        if not user or self._split is None or not self._split.is_open:
             return "anchor"
         return arm_of(self._split.salt, user, self._split.fraction)
 
@@ -99,10 +126,13 @@ class ArmRouter:
         """Returns what each arm's server did within WINDOW_S; an error is a status of 500 or more, or no answer."""
         since, summary = self._monotonic() - WINDOW_S, {}
         for arm, samples in self._samples.items():
-            recent = [(status, seconds) for at, status, seconds in samples if at >= since]
-            latencies = sorted(seconds for status, seconds in recent if status < 500)
+            recent = [one for one in samples if one.at >= since]
+            latencies = sorted(
+                one.seconds for one in recent if one.is_model and (one.status < 400 or one.status == 499)
+            )
             p95 = latencies[min(len(latencies) - 1, int(0.95 * len(latencies)))] if latencies else 0.0
-            summary[arm] = ServiceSample(len(recent), sum(status >= 500 for status, _ in recent), p95)
+            errors = sum(one.status >= 500 for one in recent)
+            summary[arm] = ServiceSample(len(recent), errors, len(latencies), p95)
         return summary
 
     def _newest(self) -> tuple[Path, int, int] | None:
@@ -125,7 +155,8 @@ class ArmRouter:
         try:
             split = await asyncio.to_thread(self._read, stamp)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            print(f"{stamp} is not the file of a release ({error}); the arms stay.", file=sys.stderr, flush=True)
+            file = stamp[0] if stamp else self._folder
+            print(f"{file} is not the file of a release ({error}); the arms stay.", file=sys.stderr, flush=True)
             return
         if self._stamp == stamp:  # no other request has read a newer file meanwhile
             self._split = split
@@ -149,11 +180,30 @@ class ArmRouter:
         if twice := [name for name in SINGLE if len(request.headers.getall(name, ())) > 1]:
             return _error(400, f"the header {twice[0]} is sent more than once.")
         await self._refresh()
-        arm = self.arm(_user(request))
+        arm, body = self._arm_of(request), await request.read()
+        is_events = request.method == "POST" and request.path == "/events"
+        return await self._ask(request, body, arm, OTHER[arm] if is_events else None)
+
+    def _arm_of(self, request: web.Request) -> Arm:
+        """Returns the arm whose server gets a request: in an open canary, the one that its session has."""
+        arm, session = self.arm(_user(request)), request.headers.get("X-Session-ID")
+        if not session:
+            return arm
+        release, is_open = (self._split.release, self._split.is_open) if self._split else (0, False)
+        owned = f"{request.headers.get('Authorization', '')}\n{session}"  # a session belongs to a key
+        name = hashlib.sha256(owned.encode("utf-8", "surrogateescape")).digest()
+        if (before := self._sessions.pop(name, None)) and is_open:
+            arm = before[1] if before[0] == release else "anchor"  # it began before this canary
+        self._sessions[name] = release, arm
+        if len(self._sessions) > MOST_SESSIONS:
+            self._sessions.popitem(last=False)
+        return arm
+
+    async def _ask(self, request: web.Request, body: bytes, arm: Arm, other: Arm | None = None) -> web.StreamResponse:
+        """Passes a request on to an arm's server and its answer back, or the request to `other` if that is a 404."""
         response = web.StreamResponse()
-        began, status = self._monotonic(), 499  # of a client that goes away, which is not an error of the server
+        began, status = self._monotonic(), 499
         try:
-            body = await request.read()
             async with self._client.request(
                 request.method,
                 URL(self._servers[arm] + request.rel_url.raw_path_qs, encoded=True),  # as the client wrote it
@@ -162,8 +212,9 @@ class ArmRouter:
                 allow_redirects=False,
             ) as answer:
                 status = answer.status
-                await _stream(request, answer, arm, response)
-                return response
+                if other is None or status != 404:
+                    await _stream(request, answer, arm, response)
+                    return response
         except aiohttp.ClientError as error:
             if request.transport is None or request.transport.is_closing():
                 raise
@@ -173,7 +224,9 @@ class ArmRouter:
             request.transport.close()  # the client must not take a part for the whole
             return response
         finally:
-            self._samples[arm].append((self._monotonic(), status, self._monotonic() - began))
+            now, is_model = self._monotonic(), request.method == "POST" and request.path.startswith("/v1/")
+            self._samples[arm].append(_Sample(now, status, now - began, is_model))
+        return await self._ask(request, body, other)
 
 
 async def _stream(request: web.Request, answer: aiohttp.ClientResponse, arm: Arm, response: web.StreamResponse) -> None:

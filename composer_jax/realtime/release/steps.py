@@ -18,7 +18,14 @@ from composer_jax.realtime.release.canary import (
     require_version,
 )
 from composer_jax.realtime.release.gate import GateRules, gate, read_evaluation
-from composer_jax.realtime.release.releases import Release, ReleaseFolder, arms_of, pinned_versions, served_versions
+from composer_jax.realtime.release.releases import (
+    Release,
+    ReleaseFolder,
+    arms_of,
+    next_states,
+    pinned_versions,
+    served_versions,
+)
 from composer_jax.storage.workdir import read_run_config
 
 EQUAL_WEIGHTS = {"verdict": "pass", "reasons": ["an A/A test: both arms have the same weights"]}
@@ -96,10 +103,18 @@ def approve(folder: ReleaseFolder, reason: str) -> Release:
 
 
 def refuse(folder: ReleaseFolder, reason: str) -> Release:
-    """Ends a release that the gate has held, because a person says so."""
-    release = _in_state(folder, "held")
-    if release.transitions[-2]["state"] != "trained":
-        raise UserError(f"release {release.number} is held in its canary; roll it back.")
+    """Ends a release that the gate has held or not seen yet, because a person says so.
+
+    Raises:
+      UserError: it has passed the gate, or has ended.
+    """
+    release = folder.last
+    if "failed" not in next_states(release):
+        held = "held in its canary" if release.state == "held" else release.state
+        out = "; roll it back" if "rolled_back" in next_states(release) else ""
+        raise UserError(
+            f"release {release.number} is {held}, and --refuse is for one that has not passed the gate{out}."
+        )
     return folder.move("failed", reason)
 
 

@@ -64,7 +64,7 @@ def _canary_tables(release: Release) -> list[Table]:
         for seen in release.canary
     ]
     columns = ("fraction", "users with the candidate", *names, "decision")
-    return [Table(f"Canary of release {release.number}, every look", columns, "", rows)] if rows else []
+    return [Table(f"Canary of release {release.number}, look by look", columns, "", rows)] if rows else []
 
 
 def _effect(metric: Mapping[str, Any] | None) -> str:

@@ -190,12 +190,32 @@ def talkative(count):
     return SimulatedCycle(SimulatedWorld(sessions=count, says_so=1.0, patience_s=1e9), SimulatedPolicy(), 0)
 
 
-def test_a_judge_that_never_answers_ends_the_run(database):
+def test_a_judge_that_stops_answering_ends_the_run_and_takes_no_label_that_was_made(database):
     cycle = talkative(labelling.JUDGE_FAILURES * 2)
-    context = LabelContext(TEXT, BrokenJudge())
-    with pytest.raises(UserError, match="no route"):
-        label_sessions(cycle, database, H, context=context, clock=lambda: cycle.all_aged)
-    assert LabelStore(database).read(H) == []
+    due = cycle.ended.max() + 25 + H + GRACE_S + WRITE_MARGIN_S
+    context = LabelContext(TEXT, BrokenJudge(lambda call: call >= 5))
+    with pytest.raises(UserError, match="no route .* 5 sessions were labelled before"):
+        label_sessions(cycle, database, H, context=context, clock=lambda: due)
+    assert len(LabelStore(database).read(H)) == 5
+
+
+def test_a_judge_that_never_answers_keeps_no_session_for_more_than_a_day(database):
+    cycle = talkative(labelling.JUDGE_FAILURES * 2)
+    late = cycle.ended.max() + 25 + H + GRACE_S + WRITE_MARGIN_S + labelling.JUDGE_WAIT_S
+    run = label_sessions(cycle, database, H, context=LabelContext(TEXT, BrokenJudge()), clock=lambda: late)
+    assert (len(run.labels), run.unjudged) == (labelling.JUDGE_FAILURES * 2, 0)
+
+
+def test_labels_are_read_from_a_moment_on_and_with_the_signals_that_are_asked_for(database):
+    traffic = Traffic(*(played(name) for name in "abc"))
+    label_sessions(traffic, database, H, context=CONTEXT, clock=at(DUE))
+    store = LabelStore(database)
+    first = store.read(H)[0]
+    store.insert([dataclasses.replace(first, session=f"later {i}", start=first.start + i) for i in (1, 2)])
+    assert [label.session for label in store.read(H, since=first.start + 1)] == ["later 1", "later 2"]
+    assert [label.session for label in store.read(H, most=1)] == ["later 2"]
+    (small, *_) = store.read(H, signals=("keep", "thumb", "no such signal"))
+    assert small.signals == {name: first.signals[name] for name in ("keep", "thumb")}
 
 
 def test_sessions_whose_judge_cannot_be_asked_wait_for_a_day(database):

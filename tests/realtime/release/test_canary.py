@@ -9,6 +9,7 @@ import pytest
 
 from composer_jax.errors import UserError
 from composer_jax.realtime.release.canary import (
+    LEAST_ANSWERED,
     CanaryRules,
     LabelRow,
     ServiceSample,
@@ -111,18 +112,46 @@ def test_a_user_counts_once_with_the_first_arm():
 @pytest.mark.parametrize(
     ("candidate", "decision"),
     [
-        (ServiceSample(1000, 9, 2.0), "wait"),  # under one in a hundred
-        (ServiceSample(1000, 40, 2.0), "roll back"),
-        (ServiceSample(1000, 2, 2.9), "wait"),
-        (ServiceSample(1000, 2, 3.1), "roll back"),
-        (ServiceSample(0, 0, 0.0), "wait"),
-        (ServiceSample(3, 3, 9.0), "wait"),  # too few to say anything
-        (ServiceSample(8, 6, 9.0), "roll back"),
+        (ServiceSample(1000, 9, 900, 2.0), "wait"),  # under one in a hundred
+        (ServiceSample(1000, 40, 900, 2.0), "roll back"),
+        (ServiceSample(2000, 2, 1000, 2.9), "wait"),
+        (ServiceSample(2000, 2, 1000, 3.1), "roll back"),
+        (ServiceSample(2000, 2, 999, 3.1), "wait"),  # the others are events and health
+        (ServiceSample(0, 0, 0, 0.0), "wait"),
+        (ServiceSample(3, 3, 0, 9.0), "wait"),  # too few to say anything
+        (ServiceSample(8, 6, 2, 9.0), "roll back"),
     ],
 )
 def test_errors_and_latency_go_back_without_statistics(candidate, decision):
-    seen = look([], RULES, service={"anchor": ServiceSample(5000, 10, 2.0), "candidate": candidate})
+    seen = look([], RULES, service={"anchor": ServiceSample(5000, 10, 4000, 2.0), "candidate": candidate})
     assert seen["decision"] == decision
+
+
+def test_an_anchor_that_answers_nothing_does_not_take_the_candidate_back():
+    service = {"anchor": ServiceSample(4000, 4000, 0, 0.0), "candidate": ServiceSample(1500, 0, 1500, 3.0)}
+    assert look([], RULES, service=service)["decision"] == "wait"
+
+
+def test_servers_of_equal_latency_are_not_told_apart():
+    """Answers of language models have long tails: ln t has a standard deviation of 1.3 here."""
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        p95 = [float(np.quantile(rng.lognormal(0, 1.3, LEAST_ANSWERED), 0.95)) for _ in range(2)]
+        arms = zip(("anchor", "candidate"), p95, strict=True)
+        service = {arm: ServiceSample(LEAST_ANSWERED, 0, LEAST_ANSWERED, one) for arm, one in arms}
+        assert look([], RULES, service=service)["decision"] == "wait"
+
+
+def test_a_step_does_not_end_before_every_metric_was_tested():
+    rows = [row._replace(metric="follow_up") for row in labels(0, 400)]
+    assert decide(look(rows, RULES), RULES, 100)[0] == "advance"
+    kept = [row._replace(metric="keep") for row in rows if row.arm == "anchor"]
+    seen = look([*rows, *kept], RULES)
+    assert decide(seen, RULES, 100) == ("wait", "keep has 0 users of the candidate, of at least 50")
+
+
+def test_a_name_that_is_no_text_has_an_arm():
+    assert arm_of("salt", "\udcff", 0.5) in ("anchor", "candidate")
 
 
 @pytest.mark.parametrize("line", ["", "[]", '{"user": "a"}', '{"user": "a", "arm": "b", "fraction": 0.1, "value": 1}'])

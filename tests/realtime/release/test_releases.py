@@ -211,6 +211,49 @@ def test_users_go_back_before_a_learner_that_is_locked(tmp_path, chain, clock):
     assert read_releases(tmp_path)[0].state == "rolled_back" and states.calls == [(4, 8)]
 
 
+@pytest.mark.parametrize("kind", [UserError, OSError])
+def test_a_learner_whose_folder_is_gone_stops_no_release(tmp_path, chain, clock, kind):
+    def gone(_):
+        raise kind("the folder is not there.")
+
+    with opened(tmp_path, clock, learner=lambda _: States()) as folder:
+        folder.adopt(chain, 7, 4, learner=str(tmp_path))
+    with opened(tmp_path, clock, learner=gone) as folder:
+        with pytest.raises(UserError, match="release 1 is gated, but the learner's states were not kept: the folder"):
+            folder.record_gate(PASS)
+        with pytest.raises(UserError, match="release 1 is canary"):
+            folder.move("canary", "", fraction=0.01)
+        assert look(folder, clock, users=9).state == "canary"
+        with pytest.raises(UserError, match="all users have version 8, .* --leave_learner goes on without it"):
+            folder.roll_back("users complain")
+    assert arms(chain) == {"anchor": 8, "candidate": 8} and 8 in pins(chain)
+    with pytest.raises(UserError, match="all users have version 8"):
+        opened(tmp_path, clock, learner=gone)
+    with opened(tmp_path, clock, learner=gone, leaves_learner=True) as folder:
+        assert (folder.last.state, folder.resumed_rollback, folder.last.learner) == ("rolled_back", True, "")
+        assert folder.last.transitions[-1]["reason"].endswith("users complain; the learner stays as it was")
+        folder.adopt(chain, 8)
+    with opened(tmp_path, clock, learner=gone) as folder:
+        assert not folder.resumed_rollback
+
+
+def test_states_that_a_killed_process_has_not_kept_are_kept_by_the_next(tmp_path, chain, clock):
+    states = States()
+    with opened(tmp_path, clock, learner=lambda _: states) as folder:
+        folder.adopt(chain, 7, 4, learner=str(tmp_path))
+    states.kept = set()
+    opened(tmp_path, clock, learner=lambda _: states).close()
+    assert states.kept == {4, 7}
+
+
+def test_a_canary_that_is_looked_at_often_has_a_file_that_does_not_grow(tmp_path, canary, clock, monkeypatch):
+    monkeypatch.setattr(releases, "MOST_WAITS", 3)
+    canary.note_look({"decision": "hold", "held_by": ["arm sizes"]})
+    for number in range(9):
+        canary.note_look({"decision": "wait", "number": number})
+    assert [seen.get("number") for seen in read_releases(tmp_path)[0].canary] == [None, 6, 7, 8]
+
+
 def test_a_learner_without_the_state_is_refused_at_the_beginning(tmp_path, chain, clock):
     class Empty(States):
         def keep(self, versions):
@@ -306,9 +349,11 @@ def test_no_state_is_skipped(tmp_path, chain, clock):
         for state in ("canary", "released", "rolled_back", "collecting", "trained"):
             with pytest.raises(UserError, match=f"is trained, from which it cannot become {state}"):
                 folder.move(state, "")
-        with pytest.raises(UserError, match="nothing to roll back"):
+        with pytest.raises(UserError, match="nothing to roll back; end it with gate --refuse=REASON"):
             folder.roll_back("")
-        with pytest.raises(UserError, match="release 1 is trained; release it or roll it back"):
+        with pytest.raises(
+            UserError, match="release 1 is trained; end it with gate --refuse=REASON before another begins"
+        ):
             folder.adopt(chain, 6)
         with pytest.raises(UserError, match="for one that is canary"):
             canary_step(folder, [], RULES)
@@ -333,6 +378,20 @@ def test_a_person_decides_on_a_held_release(tmp_path, chain, clock):
         folder.adopt(chain, 8)  # the restored version serves
         folder.record_gate(hold)
         assert refuse(folder, "no").state == "failed"
+
+
+def test_a_release_that_was_begun_by_mistake_has_a_way_out(tmp_path, chain, clock):
+    with opened(tmp_path, clock) as folder:
+        folder.adopt(chain, 5, 3)
+        with pytest.raises(UserError, match="is trained; end it with gate --refuse=REASON before another begins"):
+            folder.adopt(chain, 6, 3)
+        assert refuse(folder, "6 was meant").state == "failed"
+        folder.adopt(chain, 6)
+        folder.record_gate(PASS)
+        with pytest.raises(UserError, match="is gated; release it or roll it back before another begins"):
+            folder.begin(chain)
+        with pytest.raises(UserError, match="is gated, and --refuse is for one that has not passed the gate; roll it"):
+            refuse(folder, "")
 
 
 def test_an_a_a_test_comes_first(tmp_path, chain, clock):
@@ -374,7 +433,7 @@ def test_a_clock_that_goes_backwards_is_refused(tmp_path, chain, clock):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ((5,), "the first release needs --anchor"),
+        ((5,), "the first release needs --serving"),
         ((2, 3), "version 2 is older than the anchor 3"),
         ((9, 3), "has versions .* of the weights, not 9"),
         ((5, 9), "has versions .* of the weights, not 9"),
@@ -390,7 +449,7 @@ def test_versions_that_do_not_fit_the_releases_before(tmp_path, chain, clock):
     with opened(tmp_path, clock) as folder:
         folder.adopt(chain, 5, 3)
         folder.record_gate({"verdict": "fail", "reasons": []})
-        with pytest.raises(UserError, match="version 3 serves now, not 5"):
+        with pytest.raises(UserError, match="version 3 serves now, not 5; leave --serving out"):
             folder.adopt(chain, 6, 5)
         with pytest.raises(UserError, match="use another --workdir"):
             folder.adopt(f"{chain}2", 6)

@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import json
+import time
 
 import aiohttp
 import numpy as np
@@ -11,9 +12,11 @@ from aiohttp import web
 
 from composer_jax.checkpoint.weight_chain import Shard, WeightPublisher
 from composer_jax.errors import UserError
+from composer_jax.realtime.release import router as routing
 from composer_jax.realtime.release.canary import arm_of
 from composer_jax.realtime.release.releases import ReleaseFolder
 from composer_jax.realtime.release.router import ArmRouter, route
+from composer_jax.realtime.track.event_sender import queued_event, send_events
 from launch import traffic
 
 
@@ -34,11 +37,14 @@ class Backend:
 
     def __init__(self) -> None:
         self.go_on, self.gone = asyncio.Event(), asyncio.Event()
+        self.stores, self.events = "", []
+        """The arm whose server has stored a session, and bodies of its events."""
 
     def app(self) -> web.Application:
         app = web.Application()
         app.router.add_post("/stream", self._stream)
         app.router.add_post("/die", self._die)
+        app.router.add_post("/events", self._events)
         app.router.add_route("*", "/{path:.*}", self._echo)
         return app
 
@@ -46,6 +52,12 @@ class Backend:
         got = {"arm": request.headers["X-Arm"], "path": request.raw_path, "body": await request.text()}
         got |= {"languages": request.headers.getall("Accept-Language")} if "Accept-Language" in request.headers else {}
         return web.json_response(got, status=int(request.headers.get("X-Status", 200)))
+
+    async def _events(self, request: web.Request) -> web.Response:
+        if request.headers["X-Arm"] != self.stores:
+            return web.json_response({"error": {"message": "no such session is stored"}}, status=404)
+        self.events.append(await request.json())
+        return web.json_response({"stored": 1})
 
     async def _die(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
@@ -147,6 +159,70 @@ def test_a_client_that_goes_away_ends_its_request_at_the_server(tmp_path, releas
     routed(tmp_path, test)
 
 
+async def arm_of_request(client, user, session, key="key") -> str:
+    headers = {"X-User-ID": user, "X-Session-ID": session, "Authorization": f"Bearer {key}"}
+    async with client.post("/v1/chat/completions", headers=headers) as answer:
+        return answer.headers["X-Arm"]
+
+
+def test_an_open_session_stays_with_its_server(tmp_path, release):
+    def arms(salt, user):
+        return [arm_of(salt, user, fraction) for fraction in (0.05, 0.5)]
+
+    user = next(str(i) for i in range(99) if arms(release.salt, str(i)) == ["anchor", "candidate"])
+
+    async def test(client, backend, router):
+        del backend
+        with ReleaseFolder(tmp_path, by="test") as folder:
+            folder.move("canary", "", fraction=0.05)
+            assert await arm_of_request(client, user, "one") == "anchor"
+            folder.move("canary", "", fraction=0.5)
+            assert await arm_of_request(client, user, "one") == "anchor", "its first part is with the anchor's server"
+            assert await arm_of_request(client, user, "two") == "candidate"
+            assert await arm_of_request(client, user, "one", key="other") == "candidate", "another client's session"
+            folder.roll_back("test")
+            assert await arm_of_request(client, user, "two") == "anchor", "nobody stays with a candidate that goes"
+            WeightPublisher(str(tmp_path / "weights")).publish({Shard("w", (0,), (2,)): np.zeros(2, np.float32)}, 9)
+            folder.adopt(str(tmp_path / "weights"), 9)
+            folder.record_gate({"verdict": "pass", "reasons": []})
+            salt = folder.move("canary", "", fraction=0.5).salt
+        other = next(str(i) for i in range(99) if arms(salt, str(i))[1] == "candidate")
+        assert await arm_of_request(client, other, "two") == "anchor", "it began before this canary"
+        assert await arm_of_request(client, other, "three") == "candidate"
+
+    routed(tmp_path, test)
+
+
+def test_sessions_that_are_remembered_have_a_limit(tmp_path, release, monkeypatch):
+    monkeypatch.setattr(routing, "MOST_SESSIONS", 3)
+
+    async def test(client, backend, router):
+        del backend
+        for i in range(9):
+            await arm_of_request(client, "user", f"s{i}")
+        assert len(router._sessions) == 3
+
+    routed(tmp_path, test)
+
+
+def test_events_find_the_server_that_has_their_session(tmp_path, release):
+    """The client that measures kept lines sends no user."""
+
+    async def test(client, backend, router):
+        del router
+        event = queued_event("s", "session_closed", "", time.time(), {"reason": "user"}, 0.0)
+        address = str(client._base_url).rstrip("/")
+        for stores in ("anchor", "candidate"):
+            backend.stores = stores
+            await asyncio.to_thread(send_events, address, "key", [event], time.time())
+        assert [body["events"][0]["id"] for body in backend.events] == [event.id, event.id]
+        backend.stores = ""
+        with pytest.raises(UserError, match="does not know session 's'"):
+            await asyncio.to_thread(send_events, address, "key", [event], time.time())
+
+    routed(tmp_path, test)
+
+
 def test_errors_and_latency_are_counted_by_arm(tmp_path, release):
     users = {arm_of(release.salt, str(i), 0.5): str(i) for i in range(99)}
 
@@ -154,12 +230,14 @@ def test_errors_and_latency_are_counted_by_arm(tmp_path, release):
         del backend
         for status in (200, 404, 500, 503):
             headers = {"X-User-ID": users["candidate"], "X-Status": str(status)}
-            async with client.get("/", headers=headers) as answer:
+            async with client.post("/v1/completions", headers=headers) as answer:
                 assert answer.status == status
+        async with client.get("/health", headers={"X-User-ID": users["candidate"]}) as answer:
+            assert answer.status == 200
         async with client.get("/arms") as answer:
             arms = (await answer.json())["arms"]
-        assert (arms["candidate"]["requests"], arms["candidate"]["errors"], arms["anchor"]["requests"]) == (4, 2, 0)
-        assert arms["candidate"]["p95_s"] > 0
+        assert arms["candidate"].pop("p95_s") > 0 and arms["anchor"]["requests"] == 0
+        assert arms["candidate"] == {"requests": 5, "errors": 2, "answered": 1}, "one answer of the model"
         router._servers = {"anchor": "http://127.0.0.1:1", "candidate": "http://127.0.0.1:1"}
         async with client.get("/", headers={"X-User-ID": users["anchor"]}) as answer:
             assert answer.status == 502 and "does not answer" in json.dumps(await answer.json())
@@ -254,7 +332,7 @@ def test_a_damaged_release_leaves_the_arms_and_is_an_error_at_the_start(tmp_path
                 assert (answer.status, answer.headers["X-Arm"]) == (200, arm)
 
     routed(tmp_path, test)
-    assert "0001.json" in capfd.readouterr().err
+    assert f"{file} is not the file of a release" in capfd.readouterr().err
     file.write_text("{")
     with pytest.raises(UserError, match="0001.json is not the file of a release"):
         ArmRouter(tmp_path, {})

@@ -13,7 +13,6 @@ from composer_jax.realtime.release.statistics import (
     promised_margin,
     required_tasks,
     running_moments,
-    t_quantile,
     tightest_at,
 )
 
@@ -55,13 +54,6 @@ def test_running_moments_are_those_of_numpy_far_from_zero():
     means, variances = running_moments(values)
     np.testing.assert_allclose(means[:, 20], values[:, :21].mean(1))
     np.testing.assert_allclose(variances[:, 20], values[:, :21].var(1, ddof=1), rtol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("probability", "freedom", "exact"), [(0.95, 5, 2.0150), (0.95, 20, 1.7247), (0.975, 9, 2.2622)]
-)
-def test_students_quantile(probability, freedom, exact):
-    assert t_quantile(probability, freedom) == pytest.approx(exact, rel=0.005)
 
 
 def test_a_margin_that_few_tasks_can_promise():
