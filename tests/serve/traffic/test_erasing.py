@@ -98,13 +98,14 @@ def many_frames(folder):
         yield write
 
 
-def test_erasing_a_session_takes_time_in_proportion_to_the_frames(many_frames, folder):
+def test_erasing_a_session_takes_time_in_proportion_to_the_frames(many_frames, folder, monkeypatch):
     database = many_frames(30_000)
+    monkeypatch.setattr(turn_files, "read_frame", lambda *_: b"x")
     with database:
         add_tombstones(database, ["s7"], "forgotten", 1.0)
     began = time.thread_time()
     sessions, days = retention.erase(folder, database, 1.0)
-    assert time.thread_time() - began < 6, "seconds; with each frame compared with each row, 16"
+    assert time.thread_time() - began < 4, "seconds; with each frame compared with each row, 16"
     assert sessions == {"s7"} and days == {"2026-01-01"}
     assert database.execute("SELECT count(*) FROM turns").fetchone() == (29_999,)
 
