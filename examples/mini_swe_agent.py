@@ -23,6 +23,7 @@ parser.add_argument("--url", default="http://127.0.0.1:8000", help="the server (
 parser.add_argument("--model", default="agent", help="what the server calls the model (default: %(default)s)")
 parser.add_argument("--key", default="none", help="API key")
 parser.add_argument("--session", default="mini-swe-agent", help="what the conversation is recorded as (%(default)s)")
+parser.add_argument("--consent", default="none", help="X-Consent, for a server that writes traffic (%(default)s)")
 parser.add_argument("--steps", type=int, default=20, help="most messages of the model (default: %(default)s)")
 parser.add_argument("--sandbox", default=f"{sys.executable} -m launch.sandbox", help="command that runs the sandbox")
 
@@ -40,7 +41,8 @@ def main() -> None:
         def execute(self, action: dict[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
             return super().execute(action | {"command": sandbox + shlex.quote(action["command"])}, *args, **kwargs)
 
-    options = {"api_base": f"{o.url}/v1", "api_key": o.key, "extra_headers": {"X-Session-ID": o.session}}
+    headers = {"X-Session-ID": o.session, "X-Consent": o.consent}
+    options = {"api_base": f"{o.url}/v1", "api_key": o.key, "extra_headers": headers}
     model = LitellmModel(model_name=f"openai/{o.model}", model_kwargs=options, cost_tracking="ignore_errors")
     instance = (
         "{{task}}\nThe repository is the current folder. Use the tool bash. When you are done, run "

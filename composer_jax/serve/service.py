@@ -20,7 +20,8 @@ from composer_jax.serve.metrics import ServerMetrics
 from composer_jax.serve.session_records import SessionRecords
 from composer_jax.serve.traffic.consent import TrafficHeaders
 from composer_jax.serve.traffic.events import EventLog
-from composer_jax.serve.traffic.writer import TrafficWriter, TurnRequest
+from composer_jax.serve.traffic.finished_turn import TurnRequest
+from composer_jax.serve.traffic.writer import TrafficWriter
 
 LoadWeights = Callable[[str, int], Awaitable[tuple[Any, Any]]]
 """Address -> (params, router_bias) on the sampler's mesh."""

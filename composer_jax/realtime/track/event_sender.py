@@ -13,7 +13,7 @@ import json
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from composer_jax.errors import UserError
@@ -69,8 +69,10 @@ def check_server(url: str) -> str:
     return url.rstrip("/")
 
 
-def send_events(server: str, api_key: str, events: Sequence[QueuedEvent], now: float) -> None:
-    """Sends events, BATCH at once.
+def send_events(
+    server: str, api_key: str, events: Sequence[QueuedEvent], now: float
+) -> Iterator[Sequence[QueuedEvent]]:
+    """Sends events, BATCH at once, and yields each batch when the server has acknowledged it.
 
     api_key: "" for a server that needs none.
     now: Unix seconds by this machine's clock, against which ages are reported.
@@ -80,7 +82,8 @@ def send_events(server: str, api_key: str, events: Sequence[QueuedEvent], now: f
       UserError: the server refuses the events.
     """
     for start in range(0, len(events), BATCH):
-        batch = [
+        batch = events[start : start + BATCH]
+        rows = [
             {
                 "id": event.id,
                 "session": event.session,
@@ -89,9 +92,10 @@ def send_events(server: str, api_key: str, events: Sequence[QueuedEvent], now: f
                 "age": max(0.0, now - event.happened),
                 "payload": event.payload,
             }
-            for event in events[start : start + BATCH]
+            for event in batch
         ]
-        _post(f"{server}/events", api_key, json.dumps({"events": batch}).encode(), events[start].session)
+        _post(f"{server}/events", api_key, json.dumps({"events": rows}).encode(), batch[0].session)
+        yield batch
 
 
 def _post(url: str, api_key: str, body: bytes, session: str) -> None:

@@ -73,8 +73,7 @@ def count_kept_lines(tree: WorkingTree, session: TrackedSession, timeline: Seque
             commits = tree.commits([diff.path for diff in session.files], since=start_time(timeline, session.key))
             if all(sum(count_lines_in_commit(tree, session, commit)) < least for commit in commits):
                 return all_censored(session.files)
-        if branch is not None:
-            session.branches.append(branch)
+        session.branches.append(branch)
     evidence = _Evidence(tree, session, timeline, texts)
     counts = KeptLines()
     for diff in session.files:
@@ -159,9 +158,8 @@ def _count(diff: FileDiff, survival: FileSurvival, evidence: _Evidence) -> KeptL
         for has, lacks in (*gains, *evidence.others_edits(diff.path)):
             if has == lacks:
                 continue
-            pairs = zip(_flags(measure(diff, has)), _flags(measure(diff, lacks)), kept, strict=True)
-            excused = [was and not still and not now for was, still, now in pairs]
-            censored = [one or other for one, other in zip(censored, excused, strict=True)]
+            flags = zip(censored, _flags(measure(diff, has)), _flags(measure(diff, lacks)), kept, strict=True)
+            censored = [one or in_has and not (in_lacks or in_now) for one, in_has, in_lacks, in_now in flags]
     first, second = len(diff.added), len(diff.added) + len(diff.deleted)
     added, deleted, others = slice(first), slice(first, second), slice(second, None)
     return KeptLines(

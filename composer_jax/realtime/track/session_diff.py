@@ -11,6 +11,7 @@ from composer_jax.git import GitError, last_line
 from composer_jax.realtime.track.agent_diff import (
     MAX_ADDED_LINES,
     MAX_BYTES,
+    Author,
     FileDiff,
     decode,
     diff_file,
@@ -39,21 +40,23 @@ def _session_diff(tree: WorkingTree, timeline: Sequence[Snapshot], key: str) -> 
     own = [index for index, snapshot in enumerate(timeline) if snapshot.key == key]
     span = list(timeline[own[0] : own[-1] + 1])
     authors = authors_after(timeline, key)[own[0] : own[-1]]
-    steps = [_paths(tree.changes(one.tree, other.tree)) for one, other in itertools.pairwise(span)]
+    steps = [tree.changes(one.tree, other.tree) for one, other in itertools.pairwise(span)]
     own_steps = [step for step, author in zip(steps, authors, strict=True) if author in ("session", "unclear")]
-    touched = set[str]().union(*own_steps)
-    changed = [file for file in tree.changes(span[0].tree, span[-1].tree) if _paths([file]) & touched]
-    paths = _paths(changed)
+    touched = _paths(itertools.chain(*own_steps))
+    names = {file: _names(file, steps) for file in tree.changes(span[0].tree, span[-1].tree)}
+    names = {file: names_of_file for file, names_of_file in names.items() if not touched.isdisjoint(names_of_file)}
+    paths = {name for names_of_file in names.values() for name in names_of_file if name is not None}
     contents = [tree.contents(span[0].tree, sorted(paths))]
     for snapshot, step in zip(span[1:], steps, strict=True):
-        same = {path: content for path, content in contents[-1].items() if path not in step}
-        contents.append(same | tree.contents(snapshot.tree, sorted(paths & step)))
+        changed = paths & _paths(step)
+        same = {path: content for path, content in contents[-1].items() if path not in changed}
+        contents.append(same | tree.contents(snapshot.tree, sorted(changed)))
     diffs, left_out = [], {}
     filtered = tree.find_filtered(paths)
-    for file in changed:
+    for file, names_of_file in names.items():
         path = file.after if file.after is not None else str(file.before)
         is_filtered = not filtered.isdisjoint(_paths([file]))
-        diff = "filtered by git" if is_filtered else _diff_of(tree, file, path, contents, authors)
+        diff = "filtered by git" if is_filtered else _diff_of(tree, path, names_of_file, contents, authors)
         if isinstance(diff, str):
             left_out[path] = diff
         elif diff.added or diff.deleted or diff.unclear:
@@ -65,26 +68,45 @@ def _paths(files: Iterable[ChangedFile]) -> set[str]:
     return {path for file in files for path in (file.before, file.after) if path is not None}
 
 
+def _names(file: ChangedFile, steps: Sequence[Sequence[ChangedFile]]) -> list[str | None]:
+    """The name of a file at each snapshot, through all renames; None where there is no file.
+
+    The names lead back from the last one, and forward from the first one where these end.
+    """
+    forward, backward = [file.before], [file.after]
+    for step in steps:
+        after = {None: None} | {change.before: change.after for change in step if change.before is not None}
+        forward.append(after.get(forward[-1], forward[-1]))
+    for step in reversed(steps):
+        before = {None: None} | {change.after: change.before for change in step if change.after is not None}
+        backward.append(before.get(backward[-1], backward[-1]))
+    middle = zip(forward[1:-1], backward[-2:0:-1], strict=True)
+    return [file.before, *(one if other is None else other for one, other in middle), file.after]
+
+
 def _diff_of(
-    tree: WorkingTree, file: ChangedFile, path: str, contents: Sequence[dict[str, bytes]], authors: Sequence
+    tree: WorkingTree,
+    path: str,
+    names: Sequence[str | None],
+    contents: Sequence[dict[str, bytes]],
+    authors: Sequence[Author],
 ) -> FileDiff | str:
-    """The session's changes of a file, or why they are not measured."""
-    if file.before is not None and file.before not in contents[0] or file.after and file.after not in contents[-1]:
+    """The session's changes of a file, which has one of `names` at each snapshot, or why they are not measured."""
+    if any(name is not None and name not in contents[index] for index, name in ((0, names[0]), (-1, names[-1]))):
         raise UserError(
             f"git has lost what {path} was when the session started (git gc --prune=now?); start the session anew"
         )
-    if file.after is None and os.path.lexists(tree.root / path):
+    if names[-1] is None and os.path.lexists(tree.root / path):
         return f"larger than {MAX_BYTES >> 20} MiB, or no longer a regular file"
-    versions, makers = [], []
-    for index, content in enumerate(contents):
-        names = (file.before,) if index == 0 else (file.after,) if index == len(contents) - 1 else (path, file.before)
-        version = next((content[name] for name in names if name in content), b"")
+    versions, version_authors = [], []
+    for index, (name, content) in enumerate(zip(names, contents, strict=True)):
+        version = b"" if name is None else content.get(name, b"")
         if not versions or version != versions[-1]:
             versions.append(version)
-            makers.append(authors[index - 1])
+            version_authors.append(authors[index - 1])
     if reason := reason_to_leave_out(path, versions):
         return reason
-    diff = diff_file(path, [str(decode(version)) for version in versions], makers[1:])
+    diff = diff_file(path, [str(decode(version)) for version in versions], version_authors[1:])
     if len(diff.added) > MAX_ADDED_LINES:
         return f"{len(diff.added)} added lines, more than {MAX_ADDED_LINES}"
     return diff

@@ -60,7 +60,7 @@ class TrackedSession:
     left_out: dict[str, str] = dataclasses.field(default_factory=dict)
     """Changed files that are not measured, with the reason."""
     branches: list[str] = dataclasses.field(default_factory=list)
-    """Branches on which the session's changes were seen."""
+    """WorkingTree.branch() wherever the session's changes were seen."""
     old_stashes: list[str] = dataclasses.field(default_factory=list)
     """Stashes that are older than the session's changes."""
     renames: dict[str, str] = dataclasses.field(default_factory=dict)

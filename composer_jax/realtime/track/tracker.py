@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from composer_jax.errors import UserError
-from composer_jax.git import GitError
+from composer_jax.git import GitError, last_line
 from composer_jax.realtime.track.agent_diff import FileDiff, hunk_hashes, reason_to_leave_out
 from composer_jax.realtime.track.event_sender import (
+    QueuedEvent,
     ServerUnavailable,
     check_server,
     queued_event,
@@ -119,7 +120,7 @@ class Tracker:
             session.files, session.left_out = session_diff(self.tree, timeline, session.key)
             self.store.add_snapshot(snapshot)
             session.stopped, session.measured, session.undone, session.renames = now, [], False, {}
-            session.branches = [branch for branch in [self.tree.branch()] if branch is not None]
+            session.branches = [self.tree.branch()]
             session.old_stashes = [commit for commit, _ in self.tree.stashes()]
             self._new_commit(session, timeline)  # of the agent: no event, or it would learn to commit
             self.store.save(session)
@@ -146,20 +147,30 @@ class Tracker:
         name: a session, or None for all that have been stopped.
         only_changed: does nothing for a session of which no horizon is due and nothing has changed on disk.
         """
+        errors: list[UserError] = []  # of single sessions, which do not keep the others back
         with self.store.lock():
             sessions = self.store.load_all() if name is None else [self._load_tracked(name)]
             timeline = self.store.timeline()
             for session in sessions:
                 if session.stopped is not None:
-                    self._check(session, timeline, only_changed)
-        refusals = []
+                    try:
+                        self._check(session, timeline, only_changed)
+                    except UserError as error:
+                        errors.append(error)
+                    except (GitError, OSError) as error:
+                        errors.append(
+                            UserError(
+                                f"session {session.session!r} cannot be measured ({last_line(str(error))}); see what "
+                                f"git status says in {self.tree.root}, or forget the session"
+                            )
+                        )
         for session in sessions:
             try:
                 self._send(session.session)
-            except UserError as refusal:  # of this session; the others are sent
-                refusals.append(refusal)
-        if refusals:
-            raise refusals[0]
+            except UserError as refusal:
+                errors.append(refusal)
+        if errors:
+            raise errors[0]
         left = self.store.load_all() if name is None else [self.store.load(name)]
         dues = [_next_due(session) for session in left if session is not None and session.stopped is not None]
         return min((due for due in dues if due is not None), default=None)
@@ -200,15 +211,28 @@ class Tracker:
     ) -> int:
         """Starts the session, runs the agent's command, stops and follows the session; returns the command's exit code.
 
-        Ctrl-C reaches the command while it runs, and afterwards ends the following.
+        Ctrl-C reaches the command while it runs, and afterwards ends the following. What fails after the command has
+        ended, such as sending events that the server refuses, is reported.
+
+        Raises UserError: the session cannot start, or the command.
         """
         if shutil.which(command[0]) is None:
             raise UserError(f"there is no program {command[0]!r}; name the command that starts the agent")
         self.start(name, server, api_key, turn, test_command)
-        code = _wait(subprocess.Popen(command))
-        self.stop(name, test_command)
-        self._report(f"session {name}: followed for a day; Ctrl-C ends that, and the command follow continues it")
-        self.follow(name, sleep)
+        try:
+            process = subprocess.Popen(command)
+        except OSError as error:
+            self.forget(name)
+            raise UserError(
+                f"{command[0]!r} does not start ({error.strerror}); name the command that starts the agent"
+            ) from error
+        code = _wait(process)
+        try:
+            self.stop(name, test_command)
+            self._report(f"session {name}: followed for a day; Ctrl-C ends that, and the command follow continues it")
+            self.follow(name, sleep)
+        except (GitError, OSError, UserError) as error:
+            self._report(f"session {name}: {error}")
         return code
 
     def forget(self, name: str) -> None:
@@ -320,21 +344,28 @@ class Tracker:
         if not session.queue and _next_due(session) is not None:
             return
         fresh = [event for event in session.queue if now - event.happened <= EXPIRY_S]
+        old = [event for event in session.queue if now - event.happened > EXPIRY_S]
+        acknowledged: list[QueuedEvent] = []
         try:
-            send_events(session.server, session.api_key, fresh, now)
+            for batch in send_events(session.server, session.api_key, fresh, now):
+                acknowledged += batch
         except ServerUnavailable as error:
+            pause = RETRY_S[0] if acknowledged else pause
             self._unsent[name] = (now + pause, min(2 * pause, RETRY_S[1]))
-            self._report(f"session {name}: {error}; {len(fresh)} events wait")
-            fresh = []
+            self._report(f"session {name}: {error}; {len(fresh) - len(acknowledged)} events wait")
         else:
             self._unsent.pop(name, None)
-        old = {event.id for event in session.queue if now - event.happened > EXPIRY_S}
-        done = old | {event.id for event in fresh}
+        finally:
+            self._remove_events(name, acknowledged, old)
+
+    def _remove_events(self, name: str, acknowledged: Sequence[QueuedEvent], old: Sequence[QueuedEvent]) -> None:
+        """Takes events out of the queue of a session, which is deleted if nothing is left to be measured or sent."""
+        gone = {event.id for event in (*acknowledged, *old)}
         with self.store.lock():
             session = self.store.load(name)
-            if session is None or not done and session.queue:
+            if session is None or not gone and session.queue:
                 return
-            session.queue = [event for event in session.queue if event.id not in done]
+            session.queue = [event for event in session.queue if event.id not in gone]
             session.dropped += len(old)
             if session.queue or session.stopped is None or _next_due(session) is not None:
                 self.store.save(session)
@@ -346,7 +377,8 @@ class Tracker:
         since = session.stopped or now
         event = queued_event(session.session, "repo_unreachable", session.turn, now, {}, since)
         try:
-            send_events(session.server, session.api_key, [*session.queue, event], now)
+            for _ in send_events(session.server, session.api_key, [*session.queue, event], now):
+                continue
         except ServerUnavailable as error:
             raise UserError(
                 f"{self.tree.root} is gone, and {error}; nothing more can be said of the session"

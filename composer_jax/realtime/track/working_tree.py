@@ -159,10 +159,15 @@ class WorkingTree:
             if file.before in wanted and file.after is not None and file.after != file.before
         }
 
-    def branch(self) -> str | None:
-        """Returns the name of the current branch; None on none (a detached HEAD, as during a rebase)."""
+    def branch(self) -> str:
+        """Returns the ref of the current branch; the commit where HEAD is detached, as during a rebase."""
         head = (self.git_folder / "HEAD").read_text(encoding="utf-8", errors="surrogateescape").strip()
-        return head.removeprefix("ref: ") if head.startswith("ref: ") else None
+        if head != "ref: refs/heads/.invalid":
+            return head.removeprefix("ref: ")
+        try:  # HEAD is in a reftable
+            return self._git("symbolic-ref", "--quiet", "HEAD").decode(errors="surrogateescape").strip()
+        except GitError:
+            return str(self.head())
 
     def head(self) -> str | None:
         """Returns the id of the current commit; None before the first."""
@@ -199,7 +204,8 @@ class WorkingTree:
 
     def fingerprint(self, paths: Iterable[str]) -> tuple[tuple[int, int], ...]:
         """Returns what differs after a commit, a checkout or a change of one of these files; starts no git."""
-        files = (self.git_folder / "HEAD", self.git_folder / "logs" / "HEAD", *(self.root / path for path in paths))
+        refs = (self.git_folder / name for name in ("HEAD", "logs/HEAD", "reftable/tables.list"))
+        files = (*refs, *(self.root / path for path in paths))
         times = []
         for file in files:
             try:
@@ -219,10 +225,8 @@ class WorkingTree:
         if original.exists():
             shutil.copy2(original, index)  # with its time, by which git knows entries that changed within a second
         fields = self._git("diff-files", "--raw", "-z", "--no-renames", "--ignore-submodules=all").split(b"\0")[:-1]
-        dirty = {path: field.split(b" ")[1].decode() for field, path in zip(fields[::2], fields[1::2], strict=True)}
-        untracked = self._untracked()
         regular, removed = [], []
-        for path in (*dirty, *untracked):
+        for path in (*dict.fromkeys(fields[1::2]), *self._untracked()):  # each once: of a conflict are several
             file = self.root / os.fsdecode(path)
             if b"\n" in path or path.startswith(b'"') or not _is_small_file(file):
                 removed.append(path)

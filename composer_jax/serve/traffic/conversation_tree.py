@@ -37,7 +37,7 @@ class ConversationTree:
             self.add(node)
 
     def add(self, node: TreeNode) -> None:
-        """Adds the end of a turn; of turns that ended alike, prompts go on from the last."""
+        """Adds the end of a turn. Where two turns end with the same ids, later prompts get the newer one as parent."""
         self._by_length.setdefault(node.tokens, {})[node.hash] = node
         self.size += 1
 

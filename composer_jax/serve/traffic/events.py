@@ -22,7 +22,8 @@ from pydantic import BaseModel, ConfigDict, Field, StrictStr, model_validator
 from composer_jax.serve.errors import ApiError
 from composer_jax.serve.traffic.database import open_database
 from composer_jax.serve.traffic.records import EVENT_FIELDS, EventKind
-from composer_jax.serve.traffic.writer import TrafficWriter, open_session
+from composer_jax.serve.traffic.session_rows import open_session
+from composer_jax.serve.traffic.writer import TrafficWriter
 
 MOST_EVENTS = 100
 """Of one request."""
@@ -135,8 +136,8 @@ class EventLog:
 
         key: the client's API key.
 
-        Raises ApiError: 404 for a session that is unknown, 403 for one of another key, 429 for too many events, 503 if
-        the database does not take them.
+        Raises ApiError: 404 for a session that is unknown, 403 for one of another key, 409 for one that has as many as
+        it may, 429 for events that come too fast, 503 if the database does not take them.
         """
         weight = sum(event.weight for event in events)
         self.limit.take("key", key, weight)  # first: a key that sends too much takes nothing from others
@@ -164,19 +165,20 @@ class EventLog:
         sessions: Counter[str] = Counter()
         for event in events:
             sessions[event.session] += event.weight
-        pending = {session: self._traffic.find_queued(session) for session in sessions}
+        queued = {session: self._traffic.find_queued((session, owner)) for session in sessions}
         with contextlib.closing(open_database(self._traffic.folder, busy_seconds=BUSY_SECONDS)) as database, database:
             database.execute("BEGIN IMMEDIATE")
             opened: dict[str, float] = {}
             for session, n in sessions.items():
-                if (record := pending[session]) is not None and record.owner == owner:
+                if (record := queued[session]) is not None:
                     open_session(database, record, self._traffic.run)
                 opened[session] = _check_owner(database, session, owner)
                 self.limit.take("session", session, n)
                 query = f"SELECT coalesce(sum(1 + length(payload) / {EVENT_BYTES}), 0) FROM events WHERE session = ?"
                 stored = database.execute(query, (session,)).fetchone()[0]
                 if stored + n > MOST_SESSION_EVENTS:
-                    raise ApiError(f"the session has {stored} events of at most {MOST_SESSION_EVENTS}.", status=429)
+                    most = f"the session has {stored} events of at most {MOST_SESSION_EVENTS}; send no more of it."
+                    raise ApiError(most, status=409)  # not 429: clients would try again
             for event in events:
                 happened = max(opened[event.session], now - min(max(event.age, 0.0), MOST_AGE))
                 row = (event.session, event.id, event.kind, event.turn, happened, now, json.dumps(event.payload))

@@ -24,6 +24,7 @@ from composer_jax.errors import UserError
 from composer_jax.serve.traffic.records import CONSENTS, SCHEMA, Consent
 
 NAME = "policy.json"
+MOST_DAYS = 36_500
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,8 +56,10 @@ class TrafficPolicy:
     def __post_init__(self) -> None:
         if not isinstance(self.consent_text, str) or not self.consent_text.strip():
             raise UserError(f"consent_text is {self.consent_text!r}; write what users agree to.")
-        if type(self.retention_days) is not int or self.retention_days < 1:
-            raise UserError(f"retention_days is {self.retention_days!r}; give a number of days from 1.")
+        if type(self.retention_days) is not int or not 1 <= self.retention_days <= MOST_DAYS:
+            raise UserError(f"retention_days is {self.retention_days!r}; give a number of days from 1 to {MOST_DAYS}.")
+        if not isinstance(self.salt, str):
+            raise UserError(f"salt is {self.salt!r}; write it in quotes.")
         fraction = self.sampling_fraction
         if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
             raise UserError(f"sampling_fraction is {fraction!r}; give a number from 0 to 1.")

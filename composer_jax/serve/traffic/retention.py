@@ -6,6 +6,7 @@ is killed in between leaves nothing that is read, and the next one finishes the 
 """
 
 import contextlib
+import itertools
 import os
 import re
 import sqlite3
@@ -102,16 +103,36 @@ def add_tombstones(database: sqlite3.Connection, sessions: Collection[str], reas
 
 def recover(folder: Path, database: sqlite3.Connection, now: float) -> None:
     """Deletes what killed processes left, and the sessions that have tombstones. The caller holds the folder's lock."""
-    erase(folder, database, now)
-    ends = dict(database.execute("SELECT file, max(start + size) FROM turns GROUP BY file"))
+    sessions, _ = erase(folder, database, now)
     for day in _days(folder):
+        names = set()
         for path in _files(day):
-            end = ends.get(f"{day.name}/{path.name.partition('.')[0]}")  # a temporary file's name begins with "."
-            if end is None:
+            if path.name.startswith("."):  # temporary
                 path.unlink()
-            elif path.stat().st_size > end:
-                os.truncate(path, end)
+            else:
+                names.add(f"{day.name}/{path.name.partition('.')[0]}")
+        trim(folder, database, names)
         _remove_empty(day)
+    if sessions:
+        overwrite_log(database)
+
+
+def trim(folder: Path, database: sqlite3.Connection, names: Collection[str]) -> None:
+    """Deletes what lies behind the last frames of files DAY/NNN that rows name, and files that no row names."""
+    for name in names:
+        path = turn_files.path_of(folder, name)
+        end = end_of_file(database, name)
+        if end is None:
+            path.unlink(missing_ok=True)
+        elif path.stat().st_size > end:
+            os.truncate(path, end)
+
+
+def end_of_file(database: sqlite3.Connection, name: str) -> int | None:
+    """Returns where the last frame of a file DAY/NNN ends; None if no row names the file."""
+    query = "SELECT start + size FROM turns WHERE file = ? ORDER BY start DESC LIMIT 1"
+    row = database.execute(query, (name,)).fetchone()
+    return None if row is None else row[0]
 
 
 def _days(folder: Path) -> list[Path]:
@@ -153,7 +174,6 @@ def expire(folder: Path, database: sqlite3.Connection, policy: TrafficPolicy, no
             for path in _files(day):
                 path.unlink()
             _remove_empty(day)
-    _overwrite_log(database)
     return len(sessions)
 
 
@@ -162,12 +182,13 @@ def day_of(time: float) -> str:
     return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d")
 
 
-def erase(folder: Path, database: sqlite3.Connection, now: float) -> bool:
-    """Deletes the turns and rows of sessions that have tombstones; returns whether there were any.
+def erase(folder: Path, database: sqlite3.Connection, now: float) -> tuple[set[str], set[str]]:
+    """Deletes the turns and rows of sessions that have tombstones; returns the sessions, and the days of their turns.
 
-    A session with a turn that cannot be read gets a tombstone too. The caller holds the folder's lock.
+    A session with a turn that cannot be read gets a tombstone too. Until `overwrite_log`, the rows are still in the
+    write-ahead log. The caller holds the folder's lock.
     """
-    has_erased = False
+    erased, days = set[str](), set[str]()
     while sessions := {row[0] for row in database.execute(TO_ERASE)}:
         find = "SELECT DISTINCT file FROM turns WHERE session = ?"
         files = {row[0] for session in sessions for row in database.execute(find, (session,))}
@@ -178,10 +199,9 @@ def erase(folder: Path, database: sqlite3.Connection, now: float) -> bool:
             _delete_rows(database, sessions)
             done = "UPDATE tombstones SET erased = 1 WHERE kind = 'session' AND name = ?"
             database.executemany(done, [(session,) for session in sessions])
-        has_erased = True
-    if has_erased:
-        _overwrite_log(database)
-    return has_erased
+        erased |= sessions
+        days |= {name.partition("/")[0] for name in files}
+    return erased, days
 
 
 def _erase_in_file(
@@ -193,6 +213,8 @@ def _erase_in_file(
         with database:
             database.execute("BEGIN IMMEDIATE")
             frames, broken = _copy_without(folder, database, name, copy, sessions)
+            if frames:
+                turn_files.sync_names(folder, copy)  # before rows name it
             database.executemany("UPDATE turns SET file = ?, start = ?, size = ? WHERE file = ? AND start = ?", frames)
             database.execute("DELETE FROM turns WHERE file = ?", (name,))
             add_tombstones(database, broken, "dropped", now)
@@ -215,17 +237,17 @@ def _copy_without(
     if all(session in sessions for *_, session in rows):
         return frames, broken
     with open_atomically(turn_files.path_of(folder, copy)) as target:
-        for start, size in sorted({row[:2] for row in rows}):
-            concerned = {session for at, _, session in rows if at == start}
+        for (start, size), rows_of_frame in itertools.groupby(rows, key=lambda row: row[:2]):
+            sessions_of_frame = {session for *_, session in rows_of_frame}
             try:
                 frame = turn_files.read_frame(folder, name, start, size)
-                if not concerned.isdisjoint(sessions):
+                if not sessions_of_frame.isdisjoint(sessions):
                     turns = turn_files.unpack(frame, f"{name} at byte {start}")
                     others = [turn for turn in turns if turn.session not in sessions]
                     frame = turn_files.pack(others) if others else b""
             except (FileNotFoundError, UserError) as error:
                 logging.error("traffic: the sessions of a frame that cannot be read are dropped: %s", error)
-                broken |= concerned.difference(sessions)
+                broken |= sessions_of_frame.difference(sessions)
                 continue
             if frame:
                 target.write(frame)
@@ -236,8 +258,19 @@ def _copy_without(
 
 def next_file(folder: Path, day: str) -> str:
     """Returns the name of the next file of a day, after those that exist."""
+    return f"{day}/{_newest_number(folder, day) + 1:03d}"
+
+
+def newest_file(folder: Path, day: str) -> str | None:
+    """Returns the name of the newest file of a day, or None."""
+    number = _newest_number(folder, day)
+    return None if number < 0 else f"{day}/{number:03d}"
+
+
+def _newest_number(folder: Path, day: str) -> int:
+    """The number of the newest file of a day, or -1."""
     names = (path.name.partition(".")[0] for path in (folder / turn_files.FOLDER / day).glob("*.jsonl.zst"))
-    return f"{day}/{max((int(name) for name in names if name.isdigit()), default=-1) + 1:03d}"
+    return max((int(name) for name in names if name.isdigit()), default=-1)
 
 
 def _delete_rows(database: sqlite3.Connection, sessions: Collection[str]) -> None:
@@ -248,6 +281,10 @@ def _delete_rows(database: sqlite3.Connection, sessions: Collection[str]) -> Non
             database.executemany(f'DELETE FROM "{table}" WHERE session = ?', [(session,) for session in sessions])
 
 
-def _overwrite_log(database: sqlite3.Connection) -> None:
-    """Moves the write-ahead log, which still has deleted rows, into the database; a reader may put it off."""
-    database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+def overwrite_log(database: sqlite3.Connection) -> bool:
+    """Moves the write-ahead log, which still has deleted rows, into the database.
+
+    Returns whether it did. Another process that reads prevents it; it waits for that as long as the connection waits.
+    """
+    (is_busy, *_) = database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    return not is_busy

@@ -35,14 +35,23 @@ def read_frame(folder: Path, name: str, start: int, size: int) -> bytes:
         return file.read(size)
 
 
-def unpack(frame: bytes, where: str) -> list[SampledTurn]:
-    """Returns the turns of a frame. Raises UserError, which says where it lies, for one that cannot be read."""
+def unpack(frame: bytes, where: str, ids: Collection[str] | None = None) -> list[SampledTurn]:
+    """Returns the turns of a frame, or those with these ids; the lines of others are not parsed.
+
+    Raises UserError, which says where the frame lies, for one that cannot be read.
+    """
     fields = {field.name for field in dataclasses.fields(SampledTurn)}
     try:
-        rows = [json.loads(line) for line in zstandard.ZstdDecompressor().decompress(frame).splitlines()]
+        lines = zstandard.ZstdDecompressor().decompress(frame).splitlines()
+        rows = [json.loads(line) for line in lines if ids is None or _id_of(line) in ids]
         return [SampledTurn(**{name: row[name] for name in fields}) for row in rows]
     except (zstandard.ZstdError, ValueError, KeyError) as error:
         raise UserError(f"{where} cannot be read ({error}); restore it from a copy.") from error
+
+
+def _id_of(line: bytes) -> str:
+    """The id of the turn in a line, which begins with it: see `pack`."""
+    return line.removeprefix(b'{"id":"')[:32].decode(errors="replace")
 
 
 def path_of(folder: Path, name: str) -> Path:
@@ -65,13 +74,19 @@ def append(folder: Path, name: str, frame: bytes, at: int) -> None:
         os.fsync(file)
     finally:
         os.close(file)
-    if at == 0:  # a new file: its name, and that of a new day
-        for folder in (path.parent, path.parent.parent):
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+    if at == 0:
+        sync_names(folder, name)
+
+
+def sync_names(folder: Path, name: str) -> None:
+    """Waits until the name of a new file DAY/NNN, and that of its day, are on disk."""
+    path = path_of(folder, name)
+    for parent in (path.parent, path.parent.parent):
+        descriptor = os.open(parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def read_turns(folder: Path, frames: Iterable[tuple[str, int, int]], ids: Collection[str]) -> Iterator[SampledTurn]:
@@ -81,5 +96,4 @@ def read_turns(folder: Path, frames: Iterable[tuple[str, int, int]], ids: Collec
     """
     for name, start, size in frames:
         frame = read_frame(folder, name, start, size)
-        turns = unpack(frame, f"{path_of(folder, name)} at byte {start}")
-        yield from (turn for turn in turns if turn.id in ids)
+        yield from unpack(frame, f"{path_of(folder, name)} at byte {start}", ids)

@@ -8,12 +8,13 @@ disk fails, the whole session is dropped: it gets a tombstone, and nothing more 
 import contextlib
 import dataclasses
 import hashlib
-import itertools
 import json
+import math
 import os
 import sqlite3
 import threading
 import time
+import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -30,13 +31,13 @@ from composer_jax.serve.traffic import policy, retention, turn_files
 from composer_jax.serve.traffic.consent import TrafficHeaders
 from composer_jax.serve.traffic.conversation_tree import ConversationTree, TreeNode
 from composer_jax.serve.traffic.database import BUSY_SECONDS, open_database
+from composer_jax.serve.traffic.finished_turn import FinishedTurn, OwnedSession, TurnRequest
 from composer_jax.serve.traffic.policy import claim_policy, text_fingerprint
-from composer_jax.serve.traffic.records import Consent, SampledTurn, SessionRecord, TurnKind, turn_id
+from composer_jax.serve.traffic.records import SampledTurn, SessionRecord, turn_id
 from composer_jax.serve.traffic.redaction import has_secret_ids
+from composer_jax.serve.traffic.session_rows import open_session, owners_of
 from composer_jax.storage.workdir import lock_folder
 
-BYTES_PER_TOKEN = 40
-"""Of a Python list with its integers or floats."""
 DAY_SECONDS = 86_400
 RETRY_SECONDS = 60.0
 """After an error the thread waits so long before it deletes again what is to be deleted."""
@@ -71,47 +72,6 @@ class TrafficLimits:
     """Sessions to be dropped that a failing disk has not taken; with more, the server stops writing for good."""
 
 
-@dataclasses.dataclass(frozen=True)
-class TurnRequest:
-    """A request whose answers are written."""
-
-    record: SessionRecord
-    consent: Consent
-    kind: TurnKind
-    answer: str
-    tools: str
-    """Fingerprint of the declared tools."""
-    started: float
-    """Seconds of time.perf_counter."""
-
-
-@dataclasses.dataclass(frozen=True)
-class FinishedTurn:
-    """An answer that has ended, as the server has it."""
-
-    request: TurnRequest
-    choice: int
-    prompt: Sequence[int]
-    sample: Sample
-    """With the tokens that the user was sent, and the finish reason "cancelled" if they are not all."""
-    params: SamplingParams
-    seed: int
-    time: float
-    seconds: float
-
-    @property
-    def session(self) -> str:
-        """X-Session-ID."""
-        return self.request.record.session
-
-    @property
-    def nbytes(self) -> int:
-        """About the bytes that it takes in memory."""
-        routing = self.sample.routing
-        tokens = len(self.prompt) + 4 * len(self.sample.tokens)
-        return 1000 + BYTES_PER_TOKEN * tokens + (0 if routing is None else routing.nbytes)
-
-
 @dataclasses.dataclass
 class TrafficCounts:
     """What has become of turns and sessions since the server started."""
@@ -119,7 +79,7 @@ class TrafficCounts:
     written_turns: int = 0
     dropped_sessions: int = 0
     refused_turns: int = 0
-    """Of sessions that have a tombstone, or that another key began."""
+    """Turns that were offered and not written: their session was dropped or forgotten, or another key began it."""
     refused_events: int = 0
     """Events that the database did not take (status 503)."""
 
@@ -161,6 +121,7 @@ class TrafficWriter:
                 retention.recover(self.folder, database, clock())
                 self._expired = clock()
                 retention.expire(self.folder, database, self.policy, self._expired)
+                retention.overwrite_log(database)
                 with database:
                     self.run = int(database.execute("INSERT INTO runs (closed) VALUES (0)").lastrowid or 0)
         except (sqlite3.Error, OSError) as error:
@@ -173,12 +134,15 @@ class TrafficWriter:
         self._queue: deque[FinishedTurn] = deque()
         self._batch: list[FinishedTurn] = []
         self._queued_bytes, self._last_time = 0, 0.0
-        self._dropping: set[str] = set()
-        self._unconsented: set[tuple[str, str]] = set()
+        self._dropping: set[OwnedSession] = set()
+        self._unconsented: set[OwnedSession] = set()
+        self._requests: weakref.WeakSet[TurnRequest] = weakref.WeakSet()  # being answered, or waiting for the disk
         self._closing = self._stopped = self._has_more = self._has_ended = False
         self._logged: set[str] = set()
         self._open: OrderedDict[str, _OpenSession] = OrderedDict()
         self._ends: dict[str, tuple[str, int]] = {}
+        self._uncommitted: set[str] = set()  # files with a frame that no row may name
+        self._overwrite_after = math.inf  # seconds of time.monotonic
         self.thread_seconds = 0.0
         """Processor time of the thread."""
         self._thread = threading.Thread(target=self._work, name="traffic", daemon=True)
@@ -189,38 +153,40 @@ class TrafficWriter:
         """Turns that wait, or are being written."""
         return len(self._queue) + len(self._batch)
 
-    def consent(self, key: str, headers: TrafficHeaders) -> Consent:
-        """Returns what may be done with a request: what its organisation allows, or else what its header says."""
-        name = self.policy.organisation(key)
-        return self.policy.organisations[name].consent if name else headers.consent
-
     def open_request(
         self, key: str, session: str, headers: TrafficHeaders, answer: str, tools: Sequence[Mapping[str, Any]]
     ) -> TurnRequest | None:
         """Returns what is known of a request at its beginning; None if it is not to be written.
 
+        The consent of the key's organisation comes before that of the headers. While the returned object lives, its
+        turns may still be offered, so a request of the same session without consent drops the session.
+
         answer: its id in OpenAI's API. tools: those that it declares.
         """
-        consent = self.consent(key, headers)
+        organisation = self.policy.organisation(key)
+        consent = self.policy.organisations[organisation].consent if organisation else headers.consent
         if not session or self._stopped or not self.policy.is_sampled(session):
             return None
         hashed = self.policy.hash
         owner = hashed(f"key {key}")
         if consent == "none":
-            self._drop_if_stored(session, owner)
+            self._drop_if_stored((session, owner))
             return None
         record = SessionRecord(
             session,
             owner,
             hashed(f"user {headers.user}") if headers.user else owner,
             hashed(f"repository {headers.repository}") if headers.repository else "",
-            self.policy.organisation(key),
+            organisation,
             self._clock(),
             self._arm,
             self.policy.text_hash,
         )
         declared = hashlib.sha256(json.dumps(tools, sort_keys=True).encode()).hexdigest()[:16] if tools else ""
-        return TurnRequest(record, consent, headers.kind, answer, declared, time.perf_counter())
+        request = TurnRequest(record, consent, headers.kind, answer, declared, time.perf_counter())
+        with self._condition:
+            self._requests.add(request)
+        return request
 
     def offer(
         self,
@@ -232,11 +198,13 @@ class TrafficWriter:
         seed: int,
     ) -> None:
         """Queues an answer that has ended, or drops its session. params, seed: how it was sampled."""
-        seconds, session = time.perf_counter() - request.started, request.record.session
+        seconds, session = time.perf_counter() - request.started, request.owned_session
         with self._condition:
             if self._stopped or session in self._dropping:
+                self.counts.refused_turns += 1
                 return
             if self._closing:
+                self.counts.refused_turns += 1
                 self._drop({session})
                 self._log("an answer ended after the server")
                 if self._has_ended:
@@ -253,11 +221,11 @@ class TrafficWriter:
             if len(self._queue) >= limits.batch_turns:
                 self._condition.notify()
 
-    def find_queued(self, session: str) -> SessionRecord | None:
+    def find_queued(self, session: OwnedSession) -> SessionRecord | None:
         """Returns the record of a session of which a turn waits to be written, or None."""
         with self._condition:
-            turns = itertools.chain(self._batch, self._queue)
-            return next((turn.request.record for turn in turns if turn.session == session), None)
+            requests = (turn.request for turns in (self._batch, self._queue) for turn in turns)
+            return next((request.record for request in requests if request.owned_session == session), None)
 
     def close(self) -> None:
         """Writes what is queued and releases the folder; gives up after CLOSE_SECONDS."""
@@ -271,14 +239,14 @@ class TrafficWriter:
             os.close(self._lock)
             self._lock = -1
 
-    def _drop_if_stored(self, session: str, owner: str) -> None:
+    def _drop_if_stored(self, session: OwnedSession) -> None:
         """Drops a session of which a request comes without consent, which would be a hole in it."""
         with self._condition:
-            if (queued := self.find_queued(session)) is None:
-                self._unconsented.add((session, owner))  # the thread looks whether the session is stored
-                self._stop_if_full()
-            elif queued.owner == owner:
+            if any(request.owned_session == session for request in self._requests):
                 self._drop({session})
+            else:
+                self._unconsented.add(session)  # the thread looks whether the session is stored
+                self._stop_if_full()
 
     def _drop_late(self) -> None:
         """Writes the tombstones of dropped sessions after the thread's end; the caller holds the condition."""
@@ -288,13 +256,15 @@ class TrafficWriter:
         except sqlite3.Error as error:
             self._log(str(error))
 
-    def _drop(self, sessions: set[str]) -> None:
-        """Drops sessions; the caller holds the condition."""
+    def _drop(self, sessions: set[OwnedSession]) -> None:
+        """Drops sessions, unless another key owns them; the caller holds the condition."""
         new = sessions - self._dropping
         self._dropping |= new
         self.counts.dropped_sessions += len(new)
-        self._queued_bytes -= sum(turn.nbytes for turn in self._queue if turn.session in new)
-        self._queue = deque(turn for turn in self._queue if turn.session not in new)
+        left = deque(turn for turn in self._queue if turn.request.owned_session not in new)
+        self.counts.refused_turns += len(self._queue) - len(left)
+        self._queued_bytes -= sum(turn.nbytes for turn in self._queue) - sum(turn.nbytes for turn in left)
+        self._queue = left
         self._stop_if_full()
 
     def _stop_if_full(self) -> None:
@@ -321,7 +291,8 @@ class TrafficWriter:
             except Exception as error:  # whatever it is, the thread goes on with other sessions
                 self._forget_state(error)
                 with self._condition:
-                    self._drop({turn.session for turn in self._batch})
+                    self._drop({turn.request.owned_session for turn in self._batch})
+                    self.counts.refused_turns += len(self._batch)
             with self._condition:
                 self._queued_bytes -= sum(turn.nbytes for turn in self._batch)
                 self._batch = []
@@ -357,16 +328,17 @@ class TrafficWriter:
         """After an error the thread knows no more than the disk."""
         self._open.clear()
         self._ends.clear()
+        self._overwrite_after = 0.0
         self._log(str(error))
 
     def _drop_unconsented(self, database: sqlite3.Connection) -> None:
         """Drops the sessions among those without consent that are stored."""
         with self._condition:
-            asked = [*self._unconsented]
-        query = "SELECT session FROM sessions WHERE session = ? AND owner = ?"
-        stored = {row[0] for one in asked for row in database.execute(query, one)}
+            unconsented = [*self._unconsented]
+        query = "SELECT session, owner FROM sessions WHERE session = ? AND owner = ?"
+        stored = {row for session in unconsented for row in database.execute(query, session)}
         with self._condition:
-            self._unconsented.difference_update(asked)
+            self._unconsented.difference_update(unconsented)
             self._drop(stored)
 
     def _write(self, database: sqlite3.Connection) -> None:
@@ -375,19 +347,23 @@ class TrafficWriter:
             return
         with database:
             database.execute("BEGIN IMMEDIATE")
-            found = [(self._find_session(database, turn), turn) for turn in self._batch]
-        rows = self._rows([(opened, turn) for opened, turn in found if opened is not None])
-        count = 0
+            sessions = [(self._find_session(database, turn), turn) for turn in self._batch]
+        turns = [(opened, turn) for opened, turn in sessions if opened is not None]
+        owners = dict(turn.request.owned_session for _, turn in turns)
+        days, count = self._rows(turns), 0
         with database:
             database.execute("BEGIN IMMEDIATE")  # from here on nobody can forget a user whom the thread does not see
             query = "SELECT 1 FROM tombstones WHERE kind = 'session' AND name = ?"
-            for day, turns in rows.items():
-                sessions = {row.session for row, _ in turns} - self._dropping
-                sessions = {one for one in sessions if database.execute(query, (one,)).fetchone() is None}
-                if kept := [(row, node) for row, node in turns if row.session in sessions]:
-                    self._write_frame(database, day, kept)
-                    count += len(kept)
-        self.counts.written_turns += count
+            for day, rows in days.items():
+                live = {row.session for row, _ in rows if (row.session, owners[row.session]) not in self._dropping}
+                live = {session for session in live if database.execute(query, (session,)).fetchone() is None}
+                if live_rows := [(row, node) for row, node in rows if row.session in live]:
+                    self._write_frame(database, day, live_rows)
+                    count += len(live_rows)
+        self._uncommitted.clear()
+        with self._condition:
+            self.counts.written_turns += count
+            self.counts.refused_turns += len(self._batch) - count
         nodes = sum(one.tree.size for one in self._open.values())
         while len(self._open) > self.limits.open_sessions or nodes > self.limits.open_nodes:
             nodes -= self._open.popitem(last=False)[1].tree.size
@@ -396,14 +372,14 @@ class TrafficWriter:
         """Day -> turns as they are written. Searches for secrets, which takes long, so that nothing may be locked."""
         rows: dict[str, list[_Row]] = {}
         for i, (opened, turn) in enumerate(turns, 1):
-            if turn.session in self._dropping:
+            if turn.request.owned_session in self._dropping:
                 continue
             try:
                 rows.setdefault(opened.day, []).append(self._row(opened, turn))
             except Exception as error:  # such as of a tokenizer: other sessions are written
                 self._log(f"a turn cannot be written ({error!r})")
                 with self._condition:
-                    self._drop({turn.session})
+                    self._drop({turn.request.owned_session})
             if i % PAUSE_TURNS == 0:
                 time.sleep(PAUSE_SECONDS)
         return rows
@@ -412,6 +388,7 @@ class TrafficWriter:
         """Appends a frame of turns to the files of a day, and their places to the caller's transaction."""
         frame = turn_files.pack(row for row, _ in turns)
         name, at = self._ends.get(day) or self._find_end(database, day)
+        self._uncommitted.add(name)
         turn_files.append(self.folder, name, frame, at)
         self._ends[day] = (name, at + len(frame))
         if at + len(frame) >= turn_files.MOST_FILE_BYTES:
@@ -423,33 +400,29 @@ class TrafficWriter:
 
     def _find_end(self, database: sqlite3.Connection, day: str) -> tuple[str, int]:
         """The file of a day that gets the next frame, and where."""
-        query = """SELECT file, max(start + size) FROM turns WHERE file > ? AND file < ?
-          GROUP BY file ORDER BY length(file), file"""
-        files = database.execute(query, (f"{day}/", f"{day}0")).fetchall()  # "0" is the character after "/"
-        return (
-            files[-1]
-            if files and files[-1][1] < turn_files.MOST_FILE_BYTES
-            else (retention.next_file(self.folder, day), 0)
-        )
+        name = retention.newest_file(self.folder, day)
+        end = None if name is None else retention.end_of_file(database, name)
+        if name is None or end is None or end >= turn_files.MOST_FILE_BYTES:
+            return retention.next_file(self.folder, day), 0
+        return name, end
 
     def _find_session(self, database: sqlite3.Connection, turn: FinishedTurn) -> "_OpenSession | None":
         """The session of a turn; None if it has a tombstone, or belongs to another key or user."""
         record = turn.request.record
         opened = self._open.get(turn.session)
         if opened is None and (row := open_session(database, record, self.run)) is not None:
-            owner, user, day, was_interrupted = row
-            if was_interrupted:
+            if row.was_interrupted:
                 self._add_tombstone(database, turn, "interrupted")
             else:
                 query = "SELECT id, tokens, hash, has_secret FROM turns WHERE session = ? ORDER BY rowid"
                 nodes = (TreeNode(*node) for node in database.execute(query, (turn.session,)))
-                opened = self._open[turn.session] = _OpenSession(owner, user, day, ConversationTree(nodes))
-        if opened is not None and opened.owner == record.owner and opened.user != record.user:
+                opened = _OpenSession(record.owner, row.user, row.day, ConversationTree(nodes))
+                self._open[turn.session] = opened
+        if opened is None or opened.owner != record.owner:
+            return None
+        if opened.user != record.user:
             self._add_tombstone(database, turn, "dropped")  # the other user's words would come back in later prompts
             del self._open[turn.session]
-            opened = None
-        if opened is None or opened.owner != record.owner:
-            self.counts.refused_turns += 1
             return None
         self._open.move_to_end(turn.session)
         return opened
@@ -498,26 +471,40 @@ class TrafficWriter:
         """Writes tombstones of dropped sessions, deletes what has one, and what is too old."""
         now = self._clock()
         self._write_tombstones(database)
-        has_erased = retention.erase(self.folder, database, now)
-        if expires := not 0 <= now - self._expired < DAY_SECONDS:  # also after the clock was set back
+        retention.trim(self.folder, database, self._uncommitted)
+        self._uncommitted.clear()
+        sessions, days = retention.erase(self.folder, database, now)
+        for session in sessions:
+            self._open.pop(session, None)
+        for day in days:
+            self._ends.pop(day, None)
+        if not 0 <= now - self._expired < DAY_SECONDS:  # also after the clock was set back
             retention.expire(self.folder, database, self.policy, now)
             self._expired = now
-        if has_erased or expires:
             self._open.clear()
             self._ends.clear()
+            self._overwrite_after = 0.0
+        if sessions or time.monotonic() >= self._overwrite_after:
+            is_done = retention.overwrite_log(database)  # it waits for readers, and new turns for it
+            self._overwrite_after = math.inf if is_done else time.monotonic() + RETRY_SECONDS
         if is_last and not self._stopped:
             with database:
                 database.execute("UPDATE runs SET closed = 1 WHERE run = ?", (self.run,))
 
     def _write_tombstones(self, database: sqlite3.Connection) -> None:
-        """Writes the tombstones of dropped sessions."""
+        """Writes the tombstones of dropped sessions, without those that another key owns."""
         with self._condition:
             dropped = set(self._dropping)
+            queued = {turn.session for turn in self._queue}
         if not dropped:
             return
         with database:
             database.execute("BEGIN IMMEDIATE")
-            retention.add_tombstones(database, dropped, "dropped", self._clock())
+            owners = owners_of(database, {session for session, _ in dropped})
+            # Of a session without a row, a turn of another key may come first.
+            dropped = {one for one in dropped if one[0] in owners or one[0] not in queued}
+            names = {session for session, owner in dropped if owners.get(session, owner) == owner}
+            retention.add_tombstones(database, names, "dropped", self._clock())
         with self._condition:
             self._dropping -= dropped
 
@@ -534,29 +521,6 @@ class _OpenSession:
 
 _Row = tuple[SampledTurn, TreeNode]
 """A turn as it is written, and its end."""
-
-
-def open_session(database: sqlite3.Connection, record: SessionRecord, run: int) -> tuple[str, str, str, bool] | None:
-    """Returns (owner, user, day, whether a server was killed in it) of a session, and adds its row if it has none.
-
-    None if the session has a tombstone, or its user was forgotten after it opened. Inside the caller's transaction.
-
-    run: of the server that writes.
-    """
-    has_tombstone = """SELECT 1 FROM tombstones WHERE (kind = 'session' AND name = ?)
-      OR (kind = 'user' AND name = ? AND time >= ?)"""
-    if database.execute(has_tombstone, (record.session, record.user, record.opened)).fetchone():
-        return None
-    find = """SELECT owner, user, day, run NOT IN (SELECT run FROM runs WHERE closed OR run = ?) FROM sessions
-      WHERE session = ?"""
-    row = database.execute(find, (run, record.session)).fetchone()
-    if row is None:
-        row = (record.owner, record.user, retention.day_of(record.opened), False)
-        values = (*dataclasses.astuple(record), row[2], run)
-        database.execute("INSERT INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
-    elif not row[3]:
-        database.execute("UPDATE sessions SET run = ? WHERE session = ? AND run != ?", (run, record.session, run))
-    return row[0], row[1], row[2], bool(row[3])
 
 
 def _claim_folder(folder: Path) -> int:

@@ -278,6 +278,22 @@ def test_restoring_the_files_loses_all_and_is_an_undo(repository, act):
     assert len(undo["hunks"]) == 2 and all(len(bytes.fromhex(digest)) == 32 for digest in undo["hunks"])
 
 
+def test_lines_are_lost_on_a_detached_head_too(repository):
+    repository.git("checkout", "-q", "--detach")
+    repository.session()
+    assert repository.edited() == KEPT
+    checkout_of_the_file(repository)
+    assert repository.edited(3600) == dict(added=4, deleted=4, others=6, others_kept=6)
+
+
+def test_restoring_the_files_on_a_detached_head_is_an_undo(repository):
+    repository.git("checkout", "-q", "--detach")
+    repository.session()
+    checkout_of_the_file(repository)
+    assert repository.edited() == dict(added=4, deleted=4, others=6, others_kept=6)
+    assert len(repository.events("undo")) == 1
+
+
 def test_the_hashes_of_an_undo_are_bounded(repository):
     before, after = ("".join(f"line_{i} = {i if i % 2 else old}\n" for i in range(1200)) for old in (-1, -2))
     for path in ("one.py", "two.py"):
@@ -364,6 +380,27 @@ def test_a_session_that_goes_on_counts_all_its_lines_and_none_of_the_users(repos
     repository.now += 50
     repository.tracker.stop("s")
     assert repository.edited() == KEPT | dict(others=7, others_kept=7)
+
+
+def test_a_file_that_the_user_renames_between_two_stops_keeps_its_authors(repository):
+    repository.session({"utils.py": AGENT})
+    repository.git("add", "utils.py")
+    repository.git("mv", "utils.py", "helpers.py")
+    repository.tracker.start("s", "http://127.0.0.1:9")
+    repository.write("helpers.py", AGENT + "last = call(1)\n")
+    repository.tracker.stop("s")
+    assert repository.edited() == dict(added=11, added_kept=11)
+
+
+def test_a_file_that_the_agent_renames_twice_has_only_its_new_lines(repository):
+    repository.tracker.start("s", "http://127.0.0.1:9")
+    repository.git("mv", "main.py", "n.py")
+    repository.tracker.stop("s")
+    repository.tracker.start("s", "http://127.0.0.1:9")
+    repository.git("mv", "n.py", "o.py")
+    repository.write("o.py", SOURCE + "last = call(1)\n")
+    repository.tracker.stop("s")
+    assert repository.edited() == dict(added=1, added_kept=1, others=10, others_kept=10)
 
 
 LEFT_OUT = {

@@ -90,10 +90,14 @@ class Asker:
         return self.post("/events", {"events": rows}, "", "", key)
 
 
-def offer(writer, session, prompt=(1, 2), user="", request=None):
+def open_request(writer, session, *, key="k", user="", consent="training"):
+    """Begins a request of a session."""
+    return writer.open_request(key, session, TrafficHeaders(consent, user=user), "cmpl-" + "0" * 24, ())
+
+
+def offer(writer, session, prompt=(1, 2), user="", request=None, key="k"):
     """Gives a writer a turn, or the end of a request."""
-    headers = TrafficHeaders("training", user=user)
-    request = request or writer.open_request("k", session, headers, "cmpl-" + "0" * 24, ())
+    request = request or open_request(writer, session, key=key, user=user)
     sample = Sample([9, 8], [-1.0, -1.0], [0, 0], "stop", [-1.0, -1.0])
     writer.offer(request, 0, [*prompt], sample, SamplingParams(4), 0)
 

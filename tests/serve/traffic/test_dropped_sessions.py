@@ -6,11 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from composer_jax.serve.traffic.consent import TrafficHeaders
 from composer_jax.serve.traffic.folder import TrafficFolder
 from composer_jax.serve.traffic.writer import TrafficLimits
 from tests.serve.test_control import wait_until
-from tests.serve.traffic.conftest import offer, stored
+from tests.serve.traffic.conftest import offer, open_request, stored
 from tests.stages.base_model import write_base
 
 ROOT = Path(__file__).parents[3]
@@ -39,7 +38,7 @@ def test_a_full_queue_drops_the_whole_session_and_counts_it(served, text, folder
             assert writer.counts.dropped_sessions == 1
         wait_until(lambda: TrafficFolder(folder).is_forgotten("long"))
         server.ask([1, 2, 9], "long")
-        wait_until(lambda: writer.counts.refused_turns == 1)
+        wait_until(lambda: writer.counts.refused_turns == 5)
         metrics = server.client.get("/metrics").text
         assert "composer_traffic_dropped_sessions_total 1.0" in metrics
         assert "composer_traffic_written_turns_total 3.0" in metrics and "composer_traffic_queue 0.0" in metrics
@@ -96,7 +95,7 @@ def test_a_turn_that_cannot_be_decoded_drops_its_session_only(text, new_writer, 
 
 def test_an_answer_that_ends_after_the_writer_drops_its_session(new_writer, folder):
     writer = new_writer()
-    request = writer.open_request("k", "s", TrafficHeaders("training"), "cmpl-" + "0" * 24, ())
+    request = open_request(writer, "s")
     offer(writer, "s")
     offer(writer, "other")
     writer.close()

@@ -128,9 +128,9 @@ def test_a_session_holds_a_bounded_number_of_events(open_server, monkeypatch):
     monkeypatch.setattr(events_module, "MOST_SESSION_EVENTS", 3)
     server, _ = open_server
     assert server.events(event(0), event(1), key="k1").status_code == 200
-    assert server.events(event(2), event(3), key="k1").status_code == 429
+    assert server.events(event(2), event(3), key="k1").status_code == 409
     large = event(2, "shown", payload={"hunks": ["0" * 64] * 10})
-    assert server.events(large, key="k1").status_code == 429
+    assert server.events(large, key="k1").status_code == 409
     assert server.events(event(2), key="k1").status_code == 200
 
 

@@ -193,6 +193,8 @@ def test_folders_that_a_server_refuses(new_writer, folder, policy_file, tmp_path
     for fields, part in (
         ({"consent_text": " "}, "consent_text"),
         ({"retention_days": 0}, "retention_days"),
+        ({"retention_days": 10**6}, "retention_days is 1000000; give a number of days from 1 to 36500"),
+        ({"salt": 5}, "salt is 5"),
         ({"sampling_fraction": 2}, "sampling_fraction"),
         ({"organisations": {"o": {"consent": "all"}}}, "organisations.o.consent"),
         ({"organisations": {"o": {"consent": "none", "keys": ["k"]}}}, "organisations.o.keys"),
