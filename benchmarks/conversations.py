@@ -102,12 +102,7 @@ def make_sampler(model: ModelConfig, slots: int, checkpoint: str = "") -> Sample
     else:
         definition = ModelDef(model)
         weights = definition.init(0, mesh)
-    sizes: dict[str, Any] = dict(
-        slots=slots,
-        max_model_len=CAPACITY,
-        decode_steps=8,
-        prefill_shapes=((16, 64), (4, 256)) if slots > 2 else ((2, 64), (2, 512)),
-    )
+    sizes: dict[str, Any] = dict(slots=slots, max_model_len=CAPACITY, decode_steps=8)
     if "windows" in {
         field.name for field in dataclasses.fields(SamplerConfig)
     }:  # older: what a call reads of a context

@@ -41,8 +41,9 @@ class SamplerConfig:
     decode_steps: int = 8
     """Tokens per decode call. Fewer react faster to a finished message, more have less overhead."""
     prefill_shapes: tuple[tuple[int, int], ...] = ((16, 32), (4, 128))
-    """(rows per device, tokens per row) of prefill calls, by ascending tokens. A request is prefilled in the first
-    shape that holds its tokens; a longer one takes several calls of the last. Similar products bound the padding."""
+    """(rows per device, tokens per row) of prefill calls, by ascending tokens. A call has one row of each context that
+    is not complete, and further rows of long ones; of the shapes, the one in which most tokens are computed in the time
+    that its products and a read of the weights take."""
     drafts: str = ""
     """Speculative decoding: "prompt_lookup" drafts what followed the context's last tokens earlier in the context, and
     "mtp" lets the network's first MTP module draft. Drafts are verified where that is faster, and change no token.

@@ -22,11 +22,15 @@ whole context, no page can be given up, and a sequence gets the pages of its who
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from composer_jax.sampler.prefix_tree import PagePool, PrefixNode, PrefixTree
 from composer_jax.sampler.sequence import NO_PAGE, CacheLease, Limits, PrefillChunk, SchedulerOutput, SequenceState
 from composer_jax.sampler.waiting_queue import WaitingQueue
+
+WEIGHTS_READ = 256
+"""Tokens whose products take about as long as reading the weights once does: what a prefill call costs beside its
+tokens, padding included. Operations per byte of 16-bit weights: 240 on a TPU v5e, 295 on an H100."""
 
 
 class Scheduler:
@@ -300,20 +304,41 @@ class Scheduler:
     # -- calls ---------------------------------------------------------------------------------------------------
 
     def _choose_prefill(self) -> tuple[tuple[int, int] | None, list[PrefillChunk]]:
+        """Returns the shape of the next prefill call and its chunks; (None, []) where no context is incomplete."""
         pending = sorted((s for s in self.running if not s.is_decoding), key=lambda s: (-s.priority, s.arrival))
         if not pending:
             return None, []
-        shape = rows, length = self._shape_for(pending[0])
-        # Sequences that need this very shape come first; shorter ones fill the remaining rows.
-        fitting = [s for s in pending if self._shape_for(s) == shape]
-        fitting += [s for s in pending if s not in fitting and s.n_missing <= length]
+        filled = [(shape, self._fill(shape, pending)) for shape in self.limits.prefill_shapes]
+
+        def speed(call: tuple[tuple[int, int], list[PrefillChunk]]) -> tuple[float, int]:
+            # Of calls that are equally fast, the one with the longest rows: every row reads its context once.
+            (rows, length), chunks = call
+            return sum(chunk.count for chunk in chunks) / (rows * length + WEIGHTS_READ), length
+
+        return max(filled, key=speed)
+
+    def _fill(self, shape: tuple[int, int], pending: Sequence[SequenceState]) -> list[PrefillChunk]:
+        """Returns the chunks of a call: first one row for each sequence, then further rows for those that lack more.
+
+        The rows of one sequence follow each other in its context. A layer writes the entries of all rows before it
+        reads any, so a row attends to those before it in the same call. With a sliding window a sequence has one row,
+        because its pages reach no further.
+        """
+        rows, length = shape
         taken: Counter[int] = Counter()
-        chunks = []
-        for s in fitting:
-            if taken[s.shard] < rows:
-                taken[s.shard] += 1
-                chunks.append(PrefillChunk(s, s.computed, min(length, s.n_missing)))
-        return shape, chunks
+        chunks: list[PrefillChunk] = []
+        starts = {id(s): s.computed for s in pending}
+        while pending:
+            open_ = [s for s in pending if taken[s.shard] < rows]
+            for s in open_:
+                start = starts[id(s)]
+                if taken[s.shard] < rows and (missing := s.computed + s.n_missing - start):
+                    taken[s.shard] += 1
+                    chunks.append(PrefillChunk(s, start, min(length, missing)))
+                    starts[id(s)] += chunks[-1].count
+            has_more = self.limits.window is None
+            pending = [s for s in open_ if has_more and starts[id(s)] < s.computed + s.n_missing]
+        return chunks
 
     def _should_fill(self, chunks: list[PrefillChunk], decoding: int) -> bool:
         """Whether decoding waits for one more prefill call, so that it has more rows.
@@ -368,10 +393,6 @@ class Scheduler:
         self._stop(sequence)
         self._wait(sequence)
         self.preemptions += 1
-
-    def _shape_for(self, sequence: SequenceState) -> tuple[int, int]:
-        shapes = self.limits.prefill_shapes
-        return next((shape for shape in shapes if sequence.n_missing <= shape[1]), shapes[-1])
 
     # -- pages ---------------------------------------------------------------------------------------------------
 

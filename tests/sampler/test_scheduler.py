@@ -7,7 +7,7 @@ outstanding the next one starts, which may go on with a request that has ended."
 import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -485,3 +485,38 @@ def test_new_sessions_come_to_a_shard_no_more_than_have_rows_there():
     for lease in leases:
         run_alone(scheduler, cache, SequenceState([1] * 9, 1, lease=lease))
     assert [lease.shard for lease in leases] == [0, 0, 0, 1, 1, 1]
+
+
+def chunks_of(shapes: tuple[tuple[int, int], ...], lengths: Sequence[int], window: int | None = None):
+    """Returns the shape of the first prefill call of contexts that lack so many tokens, and (context, start, count)."""
+    limits = Limits(PAGE, n_pages=400, shards=1, rows=8, prefill_shapes=shapes, decode_steps=4, window=window)
+    scheduler = Scheduler(limits)
+    sequences = [SequenceState([number] * (length + 1), 1) for number, length in enumerate(lengths)]
+    for sequence in sequences:
+        scheduler.submit(sequence)
+    schedule = scheduler.schedule()
+    return schedule.prefill_shape, [(sequences.index(c.sequence), c.start, c.count) for c in schedule.prefill]
+
+
+def test_every_context_has_a_row_and_long_ones_the_rows_that_are_left():
+    _, alone = chunks_of(((3, 4),), [30])
+    assert alone == [(0, 0, 4), (0, 4, 4), (0, 8, 4)]
+    _, shared = chunks_of(((3, 4),), [30, 6])
+    assert shared == [(0, 0, 4), (1, 0, 4), (0, 4, 4)]
+    _, all_of_it = chunks_of(((4, 4),), [5, 3])
+    assert all_of_it == [(0, 0, 4), (1, 0, 3), (0, 4, 1)]
+
+
+def test_with_a_window_a_context_has_one_row_of_a_call():
+    _, chunks = chunks_of(((3, 4),), [30], window=6)
+    assert chunks == [(0, 0, 4)]
+
+
+def test_the_shape_that_computes_most_per_second_is_chosen():
+    """Few tokens fill the small call; of many, the large one reads the weights for more of them."""
+    shapes = (4, 64), (8, 128)
+    assert chunks_of(shapes, [60])[0] == (4, 64)
+    assert chunks_of(shapes, [125] * 8)[0] == (8, 128)
+    shapes = (16, 32), (4, 128)
+    assert chunks_of(shapes, [100] * 5)[0] == (16, 32)  # 484 tokens; the other has 400
+    assert chunks_of(shapes, [100] * 3)[0] == (4, 128)  # 300 tokens in both
