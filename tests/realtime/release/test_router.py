@@ -214,11 +214,11 @@ def test_events_find_the_server_that_has_their_session(tmp_path, release):
         address = str(client._base_url).rstrip("/")
         for stores in ("anchor", "candidate"):
             backend.stores = stores
-            await asyncio.to_thread(send_events, address, "key", [event], time.time())
+            await asyncio.to_thread(lambda: list(send_events(address, "key", [event], time.time())))
         assert [body["events"][0]["id"] for body in backend.events] == [event.id, event.id]
         backend.stores = ""
         with pytest.raises(UserError, match="does not know session 's'"):
-            await asyncio.to_thread(send_events, address, "key", [event], time.time())
+            await asyncio.to_thread(lambda: list(send_events(address, "key", [event], time.time())))
 
     routed(tmp_path, test)
 
