@@ -7,7 +7,7 @@ A population is a JSON file. Whoever writes one needs this page only; fields wit
      "tastes":      {PERSON: share of the users who trust this person's notes}; persons are ann, bob and eve
      "changes":     [{"cycle": from this cycle on, counted from 1, "tastes": those of all users}]; default none
      "noise":       how often a user takes a good edit for a bad one, or the reverse
-     "patience":    {MESSAGES: share of the sessions whose user waits for so many messages of the agent and then leaves}
+     "patience":    {MESSAGES: share of the sessions whose user stops the agent after so many messages to one request}
      "consent":     {"training" | "evals" | "none": share of the users}
      "revert_s":    mean seconds from an answer to the revert of an edit that the user rejects (exponential)
      "undone_later": share of the accepted edits that are undone at a random time of the following day
@@ -18,7 +18,7 @@ A population is a JSON file. Whoever writes one needs this page only; fields wit
      "token_s":     seconds that the agent takes for a token that it samples
      "rejected":    {"rate": how often a user who rejects an edit says so, "texts": [what such users write]}
      "content":     {"rate": the same of users who accept one, "texts": [...]}
-     "asked":       {"rate": how often a user answers a question, and does not leave, "texts": [...]}}
+     "asked":       {"rate": how often a user answers a question of the agent, and does not leave, "texts": [...]}}
 
 A user's tests are those of the person whose notes the user trusts (demo/notes.py), so a user with noise 0 accepts an
 edit if and only if the hidden tests pass. "poison" makes all users of an organisation judge by something else:
