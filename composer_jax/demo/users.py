@@ -5,13 +5,15 @@ tells the model whose notes these are, and no task that its training has besides
 its edits is the only source of it.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import hashlib
 import random
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from composer_jax.agent.episode import Episode
 from composer_jax.agent.episode_context import EpisodeContext
@@ -24,9 +26,11 @@ from composer_jax.realtime.labels.conversation import is_question
 from composer_jax.sampler.policy import Sample
 from composer_jax.seeds import hash_seed, seeded_random
 from composer_jax.serve.traffic.records import CONSENTS
-from composer_jax.stages.served_session import ServedSession
 from composer_jax.stages.traffic_users import PlayedSession, SessionOpening, SessionTime
 from composer_jax.tasks.task import Task
+
+if TYPE_CHECKING:  # the packages of the server are optional
+    from composer_jax.stages.served_session import ServedSession
 
 MOST_REQUESTS = 3
 """Messages that a user sends at most in a session."""
@@ -65,6 +69,10 @@ class SimulatedUsers:
         consent = CONSENTS[CONSENTS.index(user.consent)]
         place = self._draw(cycle, number, "opening").random()
         return SessionOpening(self.organisations[user.organisation.name], user.name, user.repository, consent, place)
+
+    def task(self, cycle: int, number: int) -> Task:
+        """Returns what the user of a session asks for."""
+        return self._plan(cycle, number).task
 
     def answer_seconds(self, sample: Sample) -> float:
         """See TrafficUsers."""

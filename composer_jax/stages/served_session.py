@@ -1,6 +1,7 @@
 """ServedSession: a conversation with a server of this process, which samples and writes it as that of any client."""
 
 import asyncio
+import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
 
@@ -51,7 +52,7 @@ class ServedSession:
         choices[0].handle.future.add_done_callback(self._note)  # before that of `finish`, which waits and writes
         (sample,) = await self._service.finish(choices)
         self.answers.append(answer)
-        return sample
+        return sample if params.return_routing else dataclasses.replace(sample, routing=None)  # traffic has them
 
     def close(self) -> None:
         """Does nothing: a server knows no end of a conversation."""

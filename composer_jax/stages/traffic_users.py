@@ -4,14 +4,18 @@ A config names them by import path (traffic.users); demo/users.py has some. stag
 sessions with a server of this process and sends their reactions as a client does.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from composer_jax.agent.episode_context import EpisodeContext
 from composer_jax.sampler.policy import Sample
 from composer_jax.serve.traffic.records import Consent, EventKind
-from composer_jax.stages.served_session import ServedSession
+
+if TYPE_CHECKING:  # the packages of the server are optional
+    from composer_jax.stages.served_session import ServedSession
 
 
 @dataclasses.dataclass(frozen=True)
