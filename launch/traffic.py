@@ -1,6 +1,7 @@
 """Production traffic: labels of sessions, and releases of weights with a gate, a canary and a way back.
 
     python -m launch.traffic label --workdir=runs/live --checkpoint=patches:runs/live/weights
+    python -m launch.traffic batch --workdir=runs/live --min_sessions=4000
     python -m launch.traffic begin --workdir=runs/live --weights=runs/live/weights --version=12 --serving=11
     python -m launch.traffic gate --workdir=runs/live --anchor=runs/a/stages/evaluate_after.json \\
         --candidate=runs/b/stages/evaluate_after.json
@@ -14,11 +15,12 @@
 
 label measures what became of the sessions that are old enough. begin opens a release of a version that exists in a
 folder of versions (rl.publish of a trainer); the version that serves makes it an A/A test, which comes before the first
-canary. gate compares two evaluations of launch.evaluate. canary starts, looks once at the labels so far, and goes on,
-waits, holds or rolls back; run it again and again. A held release goes on with --approve=REASON, or ends with gate
---refuse=REASON. rollback publishes the weights that served before as a new version. status also writes
-WORKDIR/report.html. All commands but label and route end with a line of JSON on stdout. docs/realtime.md has the way
-from the first server to a release.
+canary. Without --version it opens one that collects sessions; batch claims those that can be trained for it and writes
+WORKDIR/batches, or says how many are missing. gate compares two evaluations of launch.evaluate. canary starts, looks
+once at the labels so far, and goes on, waits, holds or rolls back; run it again and again. A held release goes on with
+--approve=REASON, or ends with gate --refuse=REASON. rollback publishes the weights that served before as a new version.
+status also writes WORKDIR/report.html. All commands but label and route end with a line of JSON on stdout.
+docs/realtime.md has the way from the first server to a release.
 """
 
 import getpass
@@ -30,9 +32,21 @@ from composer_jax.errors import UserError
 from launch import flags, hosts
 from launch.json_result import print_json
 
+BATCH = {
+    "min_sessions": int,
+    "lag": int,
+    "baseline": str,
+    "cap_user": float,
+    "cap_repository": float,
+    "cap_organisation": float,
+    "gamma": float,
+    "advantage_limit": float,
+}
+"""Fields of BatchRules that are flags of batch."""
 COMMANDS = {
     "label": ("traffic", "horizon_s", "checkpoint", "signal", "judge", "judge_model", "judge_key"),
     "forget": ("traffic", "session", "user"),
+    "batch": ("traffic", "horizon_s", *BATCH),
     "begin": ("weights", "version", "serving", "learner", "run"),
     "gate": ("anchor", "candidate", "margin", "approve", "refuse"),
     "canary": ("traffic", "labels", "server", "router", "horizon_s", "harm", "planned_users", "skip_aa", "approve"),
@@ -53,8 +67,8 @@ def define(values):
     absl_flags.DEFINE_multi_string(
         "traffic",
         [],
-        "label, canary, forget, status: a folder that launch.serve --traffic writes; may be repeated. The default is "
-        "WORKDIR/traffic, if it is there.",
+        "label, batch, canary, forget, status: a folder that launch.serve --traffic writes; may be repeated. The "
+        "default is WORKDIR/traffic, if it is there.",
         flag_values=values,
     )
     string("checkpoint", "label: weights whose tokenizer and template wrote the traffic; without, texts are not read.")
@@ -67,7 +81,7 @@ def define(values):
     string("session", "forget: X-Session-ID of the session that is deleted.")
     string("user", "forget: X-User-ID, or the hash, of the user whose sessions are deleted.")
     string("weights", "begin: the folder or URL of versions of the weights.")
-    integer("version", "begin: the candidate; the version that serves is an A/A test.")
+    integer("version", "begin: the candidate; the version that serves is an A/A test. Without, one is to be trained.")
     integer("serving", "begin: the version that serves now; the default is what the last release left.")
     string("learner", "begin: RUN/checkpoints/rl of the learner, whose optimizer goes back with the weights.")
     string("run", "begin: the run whose config the release names by its hash.")
@@ -88,14 +102,17 @@ def define(values):
     string("router", "canary: the address of the router, which knows errors and latency of both arms.")
     number(
         "horizon_s",
-        "label, canary, status: the age of the labels in seconds, which a canary's step takes at least; the default is "
-        "3600.",
+        "label, batch, canary, status: the age of the labels in seconds, which a canary's step takes at least; the "
+        "default is 3600.",
     )
     number("harm", "canary: an effect below minus this rolls back; the default is 0.")
     integer("planned_users", "canary: users after which the intervals are tightest; the default is 2000.")
     absl_flags.DEFINE_boolean("skip_aa", False, "canary: starts without an A/A test before.", flag_values=values)
     integer("to", "rollback: the version; the default is the anchor of the release.")
     string("reason", "rollback: why, for the records.")
+    for name, kind in BATCH.items():
+        define_one = {int: integer, float: number, str: string}[kind]
+        define_one(name, f"batch: {name} of BatchRules (docs/realtime_learning.md).")
     string("host", "route: the address to listen on; the default is 127.0.0.1.")
     integer("port", "route: the port to listen on; the default is 8000.")
     return ("workdir",)
@@ -179,21 +196,31 @@ def _change(command, values):
         elif values.refuse is not None:
             refuse(folder, values.refuse)
         else:
-            {"begin": _begin, "gate": _gate, "canary": _canary, "rollback": _rollback}[command](folder, values)
+            act = {"batch": _batch, "begin": _begin, "gate": _gate, "canary": _canary, "rollback": _rollback}
+            act[command](folder, values)
 
 
 def _begin(folder, values):
     from composer_jax.realtime.release.steps import provenance
 
-    for name in ("weights", "version"):
-        _require(values, name, "begin")
-    folder.adopt(
-        values.weights,
-        values.version,
-        values.serving,
-        learner=values.learner or "",
-        hashes=provenance(values.run),
-    )
+    _require(values, "weights", "begin")
+    more = {"learner": values.learner or "", "hashes": provenance(values.run)}
+    if values.version is None:
+        folder.begin(values.weights, values.serving, **more)
+    else:
+        folder.adopt(values.weights, values.version, values.serving, **more)
+
+
+def _batch(folder, values):
+    import sys
+
+    from composer_jax.realtime.batches.rules import BatchRules
+    from composer_jax.stages.traffic_batch import describe_progress, learner_rows, make_batch
+
+    rules = BatchRules(**_given(values, "horizon_s", *BATCH))
+    traffic = _folders(values, is_needed=True)
+    progress = make_batch(folder, values.workdir, traffic, rules, learner_rows(values.workdir))
+    print(describe_progress(folder.last, progress, rules), file=sys.stderr)
 
 
 def _gate(folder, values):

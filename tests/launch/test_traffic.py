@@ -103,11 +103,14 @@ def test_a_worse_candidate_fails(tmp_path, run, weights):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("fly",), "the command is fly; use one of label, forget, begin, gate"),
+        (("fly",), "the command is fly; use one of label, forget, batch, begin"),
         (("begin", "--version=3"), "begin needs --weights"),
         (("gate", "--harm=0.1"), "--harm is not a flag of gate"),
         (("rollback",), "rollback needs --reason"),
         (("gate",), "has no release"),
+        (("batch", "--traffic={weights}"), "is not a traffic folder"),
+        (("batch", "--lag=-1"), "traffic.batch.lag=-1 is negative"),
+        (("batch", "--version=3"), "--version is not a flag of batch"),
         (("begin", "--weights={weights}", "--version=9", "--serving=1"), "versions 0, 1, 2, 3 of the weights, not 9"),
     ],
 )
