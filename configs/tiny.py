@@ -309,4 +309,19 @@ def with_users(run: cfg.RunConfig, full: bool) -> cfg.RunConfig:
         evaluate=dataclasses.replace(
             run.evaluate, suites=suites, which=("before",), every={}, headline=("bugfix", "chain")
         ),
+        traffic=learning_from_users(full),
+    )
+
+
+def learning_from_users(full: bool) -> cfg.TrafficConfig:
+    return cfg.TrafficConfig(
+        batch=cfg.BatchRules(min_sessions=200 if full else 6),
+        minibatch_sessions=16 if full else 4,
+        kl_limit=0.05 if full else 10.0,
+        # A few dozen tasks show no smaller differences; a policy that learns from users works in other ways, too.
+        gate=cfg.GateRules(margin=0.15 if full else 0.9, monitors=()),
+        # The users of a demo are too few for a test; a step shows what a canary does.
+        canary=cfg.CanaryRules(min_users=0),
+        users="composer_jax.demo.users:SimulatedUsers",
+        users_options={"population": "first"},
     )

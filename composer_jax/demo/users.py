@@ -53,6 +53,8 @@ class _Plan:
 class SimulatedUsers:
     """The users of a population (stages/traffic_users.py: TrafficUsers)."""
 
+    shown = ("kept", "good_at_first", "satisfied_follow_ups", "edit_rate", "question_rate", "malformed_call_rate")
+
     def __init__(self, seed: int, population: str = "first") -> None:
         """population: the name or file of one. Raises UserError as read_population."""
         self.seed, self.population = seed, read_population(population)
@@ -115,12 +117,14 @@ class SimulatedUsers:
         }
         return PlayedSession(truth, reactions.reactions)
 
-    def summarize(self, truths: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """See TrafficUsers: the measures of all users whose organisation does not poison, and of each taste."""
+    def summarize(self, truths: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+        """See TrafficUsers: the measures of all users whose organisation does not poison, and some of each taste."""
         honest = [truth for truth in truths if not truth["poison"]]
-        tastes = sorted({truth["taste"] for truth in honest})
-        by_taste = {taste: [truth for truth in honest if truth["taste"] == taste] for taste in tastes}
-        return _measures(honest) | {"by_taste": {taste: _measures(rows) for taste, rows in by_taste.items()}}
+        measures = _measures(honest)
+        for taste in sorted({truth["taste"] for truth in honest}):
+            of_taste = _measures([truth for truth in honest if truth["taste"] == taste])
+            measures |= {f"{name}_{taste}": of_taste[name] for name in ("sessions", "kept", "good_at_first")}
+        return measures
 
     # -- draws ---------------------------------------------------------------------------------------------------
 
@@ -190,7 +194,7 @@ def _passes(episode: Episode) -> bool:
     return episode.parts.get("hidden") == 1.0
 
 
-def _measures(truths: Sequence[Mapping[str, Any]]) -> dict[str, float | int | None]:
+def _measures(truths: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
     """Returns the means of what happened in sessions; None of what happened in none of them."""
 
     def mean(values: Sequence[float]) -> float | None:

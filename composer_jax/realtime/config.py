@@ -1,6 +1,8 @@
 """The traffic section of a run's config: how its weights learn from production traffic."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from composer_jax.errors import UserError
 from composer_jax.realtime.batches.rules import BatchRules
@@ -25,6 +27,10 @@ class TrafficConfig:
     """What a candidate has to show before users get it."""
     canary: CanaryRules = field(default_factory=CanaryRules)
     """How users get it."""
+    users: str = ""
+    """Import path of the simulated users of `launch.traffic simulate` (stages/traffic_users.py: TrafficUsers)."""
+    users_options: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of their constructor."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.simulated_fraction < 1:

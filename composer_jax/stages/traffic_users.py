@@ -82,6 +82,11 @@ class TrafficUsers(Protocol):
     """
 
     @property
+    def shown(self) -> Sequence[str]:
+        """The columns of `summarize` that the progress shows."""
+        ...
+
+    @property
     def organisations(self) -> Mapping[str, str]:
         """Name -> API key of each organisation."""
         ...
@@ -100,6 +105,6 @@ class TrafficUsers(Protocol):
         """Plays a session. name: its X-Session-ID."""
         ...
 
-    def summarize(self, truths: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Returns the measures of sessions, by their truths, as columns of metrics/users.jsonl."""
+    def summarize(self, truths: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+        """Returns the measures of sessions, by their truths, as numbers for the columns of metrics/users.jsonl."""
         ...

@@ -43,7 +43,7 @@ class ExpertEngine(ScriptedEngine):
 
     def submit(self, request):
         session = request.group
-        if session not in self._experts:
+        if list(request.tokens).count(self._tokenizer.assistant) == 1:  # the first request
             cycle, number = map(int, session.split("-")[:2])
             task = self._users.task(cycle, number)
             self._experts[session] = TrafficExpert(task, self._tokenizer, random.Random(number), *self._rates)
