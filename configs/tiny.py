@@ -314,8 +314,9 @@ def with_users(run: cfg.RunConfig, full: bool) -> cfg.RunConfig:
 
 
 def learning_from_users(full: bool) -> cfg.TrafficConfig:
+    uncapped = {"cap_user": 1.0, "cap_repository": 1.0, "cap_organisation": 1.0}  # the users of smoke are too few
     return cfg.TrafficConfig(
-        batch=cfg.BatchRules(min_sessions=200 if full else 6),
+        batch=cfg.BatchRules(min_sessions=200) if full else cfg.BatchRules(min_sessions=6, **uncapped),
         minibatch_sessions=16 if full else 4,
         kl_limit=0.05 if full else 10.0,
         # A few dozen tasks show no smaller differences; a policy that learns from users works in other ways, too.

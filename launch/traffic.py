@@ -15,6 +15,7 @@
     python -m launch.traffic route --workdir=runs/live --port=8000 --anchor=http://127.0.0.1:8001 \\
         --candidate=http://127.0.0.1:8002
     python -m launch.traffic forget --workdir=runs/live --user=NAME
+    python -m launch.traffic simulate --config=tiny:traffic --workdir=runs/traffic --cycles=6 --sessions=256
 
 label measures what became of the sessions that are old enough. begin opens a release of a version that exists in a
 folder of versions (rl.publish of a trainer); the version that serves makes it an A/A test, which comes before the first
@@ -52,6 +53,8 @@ BATCH = {
     "advantage_limit": float,
 }
 """Fields of BatchRules that are flags of batch."""
+SIMULATE = "simulate"
+"""The command that trains a model, and so has a config."""
 COMMANDS = {
     "label": ("traffic", "horizon_s", "checkpoint", "signal", "judge", "judge_model", "judge_key"),
     "forget": ("traffic", "session", "user"),
@@ -64,8 +67,10 @@ COMMANDS = {
     "cycle": ("traffic", "every", "server", "router", "skip_aa", "signal", "judge", "judge_model", "judge_key"),
     "route": ("host", "port", "anchor", "candidate"),
     "status": ("traffic", "horizon_s"),
+    SIMULATE: ("cycles", "sessions"),
 }
 """Command -> the flags that it takes beside --workdir."""
+CYCLES, SESSIONS = 6, 256
 HORIZON_S = 3600.0
 """The default age of labels."""
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -128,7 +133,13 @@ def define(values):
         define_one(name, f"batch: {name} of BatchRules (docs/realtime_learning.md).")
     string("host", "route: the address to listen on; the default is 127.0.0.1.")
     integer("port", "route: the port to listen on; the default is 8000.")
+    integer("cycles", f"simulate: releases in all, those of earlier calls included; the default is {CYCLES}.")
+    integer("sessions", f"simulate: sessions of each cycle; the default is {SESSIONS}.")
     return ("workdir",)
+
+
+def define_with_config(values):
+    return (*define(values), "config")
 
 
 def main(values, words):
@@ -151,8 +162,8 @@ def main(values, words):
             8000 if values.port is None else values.port,
         )
         return
-    if command in ("label", "forget", "cycle"):
-        {"label": _label, "forget": _forget, "cycle": _cycle}[command](values)
+    if command in ("label", "forget", "cycle", SIMULATE):
+        {"label": _label, "forget": _forget, "cycle": _cycle, SIMULATE: _simulate}[command](values)
         return
     if command == "train":
         _train(values)
@@ -194,6 +205,19 @@ def _label(values):
     runs = label_traffic(folders, horizon, values.checkpoint or "", _judge(values), _own_signals(values))
     for folder, run in zip(folders, runs, strict=True):
         print(describe_labels(folder, horizon, run))
+
+
+def _simulate(values):
+    from composer_jax.stages.run import Run
+    from composer_jax.stages.traffic_simulation import simulate
+
+    config = values.config
+    if not config.rl.publish:
+        config.rl.publish = str(Path(values.workdir).expanduser().absolute() / "weights")
+    with Run(config, values.workdir) as run:
+        cycles, sessions = (values[name].value for name in ("cycles", "sessions"))
+        rows = simulate(run, CYCLES if cycles is None else cycles, SESSIONS if sessions is None else sessions)
+    print_json({"cycles": rows}, None)
 
 
 def _judge(values):
@@ -346,4 +370,6 @@ def _require(values, name, command):
 
 
 if __name__ == "__main__":
+    if SIMULATE in sys.argv[1:]:
+        flags.run(main, define=define_with_config, arguments=SIMULATE, processes=hosts.SINGLE_PROCESS)
     flags.run(main, define=define, arguments="|".join(COMMANDS), processes=hosts.NO_DEVICES)
