@@ -313,3 +313,14 @@ def test_turns_keep_their_order_when_the_clock_goes_back(served, text, folder):
             server.ask([1, 2])
     stamps = [turn.time for turn in stored(folder)["s"].turns]
     assert stamps == sorted(stamps) and len({*stamps}) == 1
+
+
+def test_a_session_has_its_own_time_whatever_that_of_another_one_is(served, text, folder):
+    now = {"late": 2e9, "early": 1e9}
+    session = ["late"]
+    with served(lambda context: [9, *text.end_tokens[:1]], clock=lambda: now[session[0]]) as (server, _):
+        for session[0] in ("late", "early", "late"):
+            server.ask([1, 2], session[0])
+    assert {name: {turn.time for turn in one.turns} for name, one in stored(folder).items()} == {
+        name: {time} for name, time in now.items()
+    }
