@@ -19,6 +19,7 @@ from composer_jax.models.supported_dtype import supported_network
 from composer_jax.parallel.processes import broadcast_from_process0
 from composer_jax.rl.config import RLConfig
 from composer_jax.schema.run_config import RunConfig
+from composer_jax.schema.training_config import TrainingConfig
 from composer_jax.stages.run_data import RunData
 from composer_jax.storage.workdir import Workdir
 from composer_jax.train.learner import Learner
@@ -132,9 +133,12 @@ class RunModel:
             return Utilisation(network, peak)
         return Utilisation(network, peak, trains_mtp=bool(loss.mtp_weight), trains_trunk=loss.trained == "all")
 
-    def learner(self, stage: str) -> Learner:
-        """Returns the Learner of a training stage, on its mesh. That of RL freezes the router bias."""
-        mesh, training = self.config.stage_mesh(stage), self.config.stage_training(stage)
+    def learner(self, stage: str, training: TrainingConfig | RLConfig | None = None) -> Learner:
+        """Returns the Learner of a training stage, on its mesh. That of RL freezes the router bias.
+
+        training: another section of the stage's kind, whose optimizer has an equal state; None is that of the run.
+        """
+        mesh, training = self.config.stage_mesh(stage), training or self.config.stage_training(stage)
         return Learner(
             ModelDef(supported_network(self.config.stage_model(stage))),
             make_optimizer(training.optimizer, training.steps),
