@@ -39,6 +39,7 @@ class RunModel:
         data: has the tokenizer. workdir: knows which stages are done.
         """
         self.config, self.path, self.data, self.workdir = config, path, data, workdir
+        self._kept_learner: tuple[str, TrainingConfig | RLConfig, Learner] | None = None
         self._mesh = mesh
 
     @functools.cached_property
@@ -136,9 +137,17 @@ class RunModel:
     def learner(self, stage: str, training: TrainingConfig | RLConfig | None = None) -> Learner:
         """Returns the Learner of a training stage, on its mesh. That of RL freezes the router bias.
 
-        training: another section of the stage's kind, whose optimizer has an equal state; None is that of the run.
+        training: another section of the stage's kind, whose optimizer has an equal state; None is that of the run. The
+          learner of such a section is kept, with its compiled programs, for updates that follow.
         """
-        mesh, training = self.config.stage_mesh(stage), training or self.config.stage_training(stage)
+        if training is None:
+            return self._new_learner(stage, self.config.stage_training(stage))
+        if self._kept_learner is None or self._kept_learner[:2] != (stage, training):
+            self._kept_learner = stage, training, self._new_learner(stage, training)
+        return self._kept_learner[2]
+
+    def _new_learner(self, stage: str, training: TrainingConfig | RLConfig) -> Learner:
+        mesh = self.config.stage_mesh(stage)
         return Learner(
             ModelDef(supported_network(self.config.stage_model(stage))),
             make_optimizer(training.optimizer, training.steps),
