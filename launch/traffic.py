@@ -2,6 +2,7 @@
 
     python -m launch.traffic label --workdir=runs/live --checkpoint=patches:runs/live/weights
     python -m launch.traffic batch --workdir=runs/live --min_sessions=4000
+    python -m launch.traffic train --workdir=runs/live
     python -m launch.traffic begin --workdir=runs/live --weights=runs/live/weights --version=12 --serving=11
     python -m launch.traffic gate --workdir=runs/live --anchor=runs/a/stages/evaluate_after.json \\
         --candidate=runs/b/stages/evaluate_after.json
@@ -9,6 +10,8 @@
         --traffic=runs/live/anchor --traffic=runs/live/candidate
     python -m launch.traffic rollback --workdir=runs/live --reason="users cannot undo"
     python -m launch.traffic status --workdir=runs/live
+    python -m launch.traffic cycle --workdir=runs/live --every=5h --server=http://127.0.0.1:8002 \\
+        --traffic=runs/live/anchor --traffic=runs/live/candidate
     python -m launch.traffic route --workdir=runs/live --port=8000 --anchor=http://127.0.0.1:8001 \\
         --candidate=http://127.0.0.1:8002
     python -m launch.traffic forget --workdir=runs/live --user=NAME
@@ -16,14 +19,20 @@
 label measures what became of the sessions that are old enough. begin opens a release of a version that exists in a
 folder of versions (rl.publish of a trainer); the version that serves makes it an A/A test, which comes before the first
 canary. Without --version it opens one that collects sessions; batch claims those that can be trained for it and writes
-WORKDIR/batches, or says how many are missing. gate compares two evaluations of launch.evaluate. canary starts, looks
-once at the labels so far, and goes on, waits, holds or rolls back; run it again and again. A held release goes on with
---approve=REASON, or ends with gate --refuse=REASON. rollback publishes the weights that served before as a new version.
-status also writes WORKDIR/report.html. All commands but label and route end with a line of JSON on stdout.
-docs/realtime.md has the way from the first server to a release.
+WORKDIR/batches, or says how many are missing. train makes the candidate from that batch, with the learner of the run in
+WORKDIR. gate compares two evaluations of launch.evaluate; without their files it evaluates both versions with the
+suites of the run in WORKDIR. canary starts, looks once at the labels so far, and goes on, waits, holds or rolls back;
+run it again and again. A held release goes on with --approve=REASON, or ends with gate --refuse=REASON. rollback
+publishes the weights that served before as a new version. cycle does all of it by itself, release after release; it
+says for what it waits, and after a kill the same command goes on. status also writes WORKDIR/report.html. All commands
+but label, cycle and route end with a line of JSON on stdout. docs/realtime.md has the way from the first server to a
+release.
 """
 
+import dataclasses
 import getpass
+import re
+import sys
 from pathlib import Path
 
 from absl import flags as absl_flags
@@ -48,15 +57,18 @@ COMMANDS = {
     "forget": ("traffic", "session", "user"),
     "batch": ("traffic", "horizon_s", *BATCH),
     "begin": ("weights", "version", "serving", "learner", "run"),
+    "train": (),
     "gate": ("anchor", "candidate", "margin", "approve", "refuse"),
     "canary": ("traffic", "labels", "server", "router", "horizon_s", "harm", "planned_users", "skip_aa", "approve"),
     "rollback": ("to", "reason"),
+    "cycle": ("traffic", "every", "server", "router", "skip_aa", "signal", "judge", "judge_model", "judge_key"),
     "route": ("host", "port", "anchor", "candidate"),
     "status": ("traffic", "horizon_s"),
 }
 """Command -> the flags that it takes beside --workdir."""
 HORIZON_S = 3600.0
 """The default age of labels."""
+UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def define(values):
@@ -67,17 +79,17 @@ def define(values):
     absl_flags.DEFINE_multi_string(
         "traffic",
         [],
-        "label, batch, canary, forget, status: a folder that launch.serve --traffic writes; may be repeated. The "
-        "default is WORKDIR/traffic, if it is there.",
+        "label, batch, canary, cycle, forget, status: a folder that launch.serve --traffic writes; may be repeated. "
+        "The default is WORKDIR/traffic, if it is there.",
         flag_values=values,
     )
     string("checkpoint", "label: weights whose tokenizer and template wrote the traffic; without, texts are not read.")
     absl_flags.DEFINE_multi_string(
-        "signal", [], "label: NAME=MODULE:FUNCTION of a signal of your own; may be repeated.", flag_values=values
+        "signal", [], "label, cycle: NAME=MODULE:FUNCTION of a signal of your own; may be repeated.", flag_values=values
     )
-    string("judge", "label: address of a model that judges follow-ups, up to /v1; without, rules do.")
-    string("judge_model", "label: the name of that model.")
-    string("judge_key", "label: its API key.")
+    string("judge", "label, cycle: address of a model that judges follow-ups, up to /v1; without, rules do.")
+    string("judge_model", "label, cycle: the name of that model.")
+    string("judge_key", "label, cycle: its API key.")
     string("session", "forget: X-Session-ID of the session that is deleted.")
     string("user", "forget: X-User-ID, or the hash, of the user whose sessions are deleted.")
     string("weights", "begin: the folder or URL of versions of the weights.")
@@ -96,10 +108,11 @@ def define(values):
     absl_flags.DEFINE_multi_string(
         "server",
         [],
-        "canary: a server of the candidate, which must have the version; may be repeated.",
+        "canary, cycle: a server of the candidate, which must have the version; may be repeated.",
         flag_values=values,
     )
-    string("router", "canary: the address of the router, which knows errors and latency of both arms.")
+    string("every", "cycle: the least time from the beginning of one release to that of the next; the default is 5h.")
+    string("router", "canary, cycle: the address of the router, which knows errors and latency of both arms.")
     number(
         "horizon_s",
         "label, batch, canary, status: the age of the labels in seconds, which a canary's step takes at least; the "
@@ -107,7 +120,7 @@ def define(values):
     )
     number("harm", "canary: an effect below minus this rolls back; the default is 0.")
     integer("planned_users", "canary: users after which the intervals are tightest; the default is 2000.")
-    absl_flags.DEFINE_boolean("skip_aa", False, "canary: starts without an A/A test before.", flag_values=values)
+    absl_flags.DEFINE_boolean("skip_aa", False, "canary, cycle: starts without an A/A test before.", flag_values=values)
     integer("to", "rollback: the version; the default is the anchor of the release.")
     string("reason", "rollback: why, for the records.")
     for name, kind in BATCH.items():
@@ -138,10 +151,14 @@ def main(values, words):
             8000 if values.port is None else values.port,
         )
         return
-    if command in ("label", "forget"):
-        {"label": _label, "forget": _forget}[command](values)
+    if command in ("label", "forget", "cycle"):
+        {"label": _label, "forget": _forget, "cycle": _cycle}[command](values)
         return
-    if command != "status":
+    if command == "train":
+        _train(values)
+    elif command == "gate" and _is_gated_by_run(values):
+        _gate_by_run(values)
+    elif command != "status":
         _change(command, values)
     _show(command, values)
 
@@ -171,12 +188,22 @@ def _folders(values, *, is_needed=False):
 
 
 def _label(values):
-    from composer_jax.stages.traffic import judge_at, label_traffic
+    from composer_jax.stages.traffic import describe_labels, label_traffic
 
-    judge = judge_at(values.judge or "", values.judge_model or "", values.judge_key or "")
-    folders = _folders(values, is_needed=True)
-    own = dict(signal.partition("=")[::2] for signal in values.signal)
-    label_traffic(folders, values.horizon_s or HORIZON_S, values.checkpoint or "", judge, own)
+    folders, horizon = _folders(values, is_needed=True), values.horizon_s or HORIZON_S
+    runs = label_traffic(folders, horizon, values.checkpoint or "", _judge(values), _own_signals(values))
+    for folder, run in zip(folders, runs, strict=True):
+        print(describe_labels(folder, horizon, run))
+
+
+def _judge(values):
+    from composer_jax.stages.traffic import judge_at
+
+    return judge_at(values.judge or "", values.judge_model or "", values.judge_key or "")
+
+
+def _own_signals(values):
+    return dict(signal.partition("=")[::2] for signal in values.signal)
 
 
 def _forget(values):
@@ -186,6 +213,37 @@ def _forget(values):
         values.workdir, _folders(values, is_needed=True), session=values.session or "", user=values.user or ""
     )
     print_json({"forgotten": names}, None)
+
+
+def _train(values):
+    from composer_jax.stages.traffic_cycle import open_releases, train_labelled
+
+    with open_releases(values.workdir, by=getpass.getuser()) as (run, folder):
+        train_labelled(run, folder)
+
+
+def _cycle(values):
+    from composer_jax.stages.traffic_cycle import Deployment, run_cycle
+
+    _require(values, "server", "cycle")
+    every_s = _seconds(values.every or "5h")
+    deployment = Deployment(
+        _folders(values, is_needed=True),
+        servers=values.server,
+        router=values.router or "",
+        judge=_judge(values),
+        own_signals=_own_signals(values),
+        skip_aa=values.skip_aa,
+        every_s=every_s,
+    )
+    run_cycle(values.workdir, deployment, by=getpass.getuser())
+
+
+def _seconds(duration):
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", duration)
+    if match is None:
+        raise UserError(f"--every={duration} is no duration; use a number with one of {', '.join(UNITS_S)}, as in 5h.")
+    return float(match[1]) * UNITS_S[match[2]]
 
 
 def _change(command, values):
@@ -214,12 +272,9 @@ def _begin(folder, values):
 
 
 def _batch(folder, values):
-    import sys
+    from composer_jax.stages.traffic_batch import describe_progress, learner_rows, make_batch, rules_of_run
 
-    from composer_jax.realtime.batches.rules import BatchRules
-    from composer_jax.stages.traffic_batch import describe_progress, learner_rows, make_batch
-
-    rules = BatchRules(**_given(values, "horizon_s", *BATCH))
+    rules = dataclasses.replace(rules_of_run(values.workdir), **_given(values, "horizon_s", *BATCH))
     traffic = _folders(values, is_needed=True)
     progress = make_batch(folder, values.workdir, traffic, rules, learner_rows(values.workdir))
     print(describe_progress(folder.last, progress, rules), file=sys.stderr)
@@ -230,6 +285,20 @@ def _gate(folder, values):
     from composer_jax.realtime.release.steps import gate_step
 
     gate_step(folder, values.anchor, values.candidate, GateRules(**_given(values, "margin")))
+
+
+def _is_gated_by_run(values):
+    """Whether the gate evaluates by itself: no evaluation is named, and the workdir is that of a run."""
+    named = any(values[name].value is not None for name in ("anchor", "candidate", "approve", "refuse"))
+    return not named and (Path(values.workdir).expanduser() / "config.json").exists()
+
+
+def _gate_by_run(values):
+    """Evaluates both versions with the suites of the run in the workdir."""
+    from composer_jax.stages.traffic_cycle import gate_trained, open_releases
+
+    with open_releases(values.workdir, by=getpass.getuser()) as (run, folder):
+        gate_trained(run, folder, **_given(values, "margin"))
 
 
 def _canary(folder, values):

@@ -2,7 +2,8 @@
 
 import contextlib
 import math
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from composer_jax.errors import UserError
 from composer_jax.observe.report import write_report
 from composer_jax.realtime.batches.store import forget_sessions
 from composer_jax.realtime.labels.judge import FollowUpJudge, RuleJudge
-from composer_jax.realtime.labels.label_sessions import label_sessions
+from composer_jax.realtime.labels.label_sessions import LabelRun, label_sessions
 from composer_jax.realtime.labels.model_judge import ModelJudge
 from composer_jax.realtime.labels.signal_types import ChatText, LabelContext
 from composer_jax.realtime.labels.store import Label, LabelStore
@@ -54,8 +55,10 @@ def label_traffic(
     checkpoint: str,
     judge: FollowUpJudge,
     own_signals: Mapping[str, str] | None = None,
-) -> None:
-    """Labels the sessions of all folders that are old enough, and prints what was done.
+    *,
+    clock: Callable[[], float] = time.time,
+) -> list[LabelRun]:
+    """Labels the sessions of all folders that are old enough; returns what was done in each.
 
     Args:
       horizon: age in seconds.
@@ -66,6 +69,7 @@ def label_traffic(
       UserError: the checkpoint has another format than the traffic, or as `label_sessions` does.
     """
     text = open_checkpoint(checkpoint).text if checkpoint else None
+    runs = []
     for folder in folders:
         if text is not None and (theirs := folder.policy.fingerprint) != (ours := text_fingerprint(text)):
             raise UserError(
@@ -73,12 +77,27 @@ def label_traffic(
                 f"({theirs}); give the weights that served it, or leave --checkpoint out."
             )
         context = LabelContext(ChatText(text.chat_format) if text is not None else None, judge)
+        days = folder.policy.retention_days
         with contextlib.closing(open_database(folder.path)) as database:
-            days = folder.policy.retention_days
-            run = label_sessions(
-                folder, database, horizon, context=context, own_signals=own_signals, retention_days=days
+            runs.append(
+                label_sessions(
+                    folder,
+                    database,
+                    horizon,
+                    context=context,
+                    own_signals=own_signals,
+                    retention_days=days,
+                    clock=clock,
+                )
             )
-            print(folder.path, format_run(run, summarize_labels(LabelStore(database).read(horizon))), sep="\n")
+    return runs
+
+
+def describe_labels(folder: TrafficFolder, horizon: float, run: LabelRun) -> str:
+    """Returns what labelling a folder did, and a summary of all its labels of this age, in lines."""
+    with contextlib.closing(open_database(folder.path)) as database:
+        labels = LabelStore(database).read(horizon)
+    return f"{folder.path}\n{format_run(run, summarize_labels(labels))}"
 
 
 def judge_at(url: str, model: str, key: str = "") -> FollowUpJudge:

@@ -55,6 +55,12 @@ def learner_rows(workdir: str | Path) -> LearnerRows:
     return LearnerRows(config.rl.batches[-1][0], config.rl.route_shape(config.model))
 
 
+def rules_of_run(workdir: str | Path) -> BatchRules:
+    """Returns traffic.batch of a run's config; the defaults in a folder without a run."""
+    stored = read_run_config(workdir)
+    return BatchRules() if stored is None else run_config(stored["config"]).traffic.batch
+
+
 def make_batch(
     folder: ReleaseFolder,
     workdir: str | Path,

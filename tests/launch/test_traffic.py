@@ -103,7 +103,7 @@ def test_a_worse_candidate_fails(tmp_path, run, weights):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("fly",), "the command is fly; use one of label, forget, batch, begin"),
+        (("fly",), "the command is fly; use one of label, forget, batch, begin, train, gate"),
         (("begin", "--version=3"), "begin needs --weights"),
         (("gate", "--harm=0.1"), "--harm is not a flag of gate"),
         (("rollback",), "rollback needs --reason"),
@@ -111,6 +111,9 @@ def test_a_worse_candidate_fails(tmp_path, run, weights):
         (("batch", "--traffic={weights}"), "is not a traffic folder"),
         (("batch", "--lag=-1"), "traffic.batch.lag=-1 is negative"),
         (("batch", "--version=3"), "--version is not a flag of batch"),
+        (("train",), "has no config.json; give the folder of the run whose weights are released"),
+        (("cycle",), "cycle needs --server"),
+        (("cycle", "--server=http://candidate", "--traffic={weights}", "--every=5"), "--every=5 is no duration"),
         (("begin", "--weights={weights}", "--version=9", "--serving=1"), "versions 0, 1, 2, 3 of the weights, not 9"),
     ],
 )

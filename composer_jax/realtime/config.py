@@ -1,0 +1,37 @@
+"""The traffic section of a run's config: how its weights learn from production traffic."""
+
+from dataclasses import dataclass, field
+
+from composer_jax.errors import UserError
+from composer_jax.realtime.batches.rules import BatchRules
+from composer_jax.realtime.release.canary import CanaryRules
+from composer_jax.realtime.release.gate import GateRules
+
+
+@dataclass(frozen=True)
+class TrafficConfig:
+    """Updates from traffic, one for each release. What they learn with is the learner of rl."""
+
+    batch: BatchRules = field(default_factory=BatchRules)
+    """Which sessions a batch takes, and what they are worth."""
+    simulated_fraction: float = 0.5
+    """Fraction of an update's episodes that are played anew on the training tasks of rl.groups, against forgetting."""
+    minibatch_sessions: int = 64
+    """Groups of the batch in a minibatch, each a session or the answers to one prompt; one optimizer step each."""
+    kl_limit: float = 0.02
+    """Nats per token by which sampler_kl of a minibatch may exceed that of the first; the epoch ends there. Ours: the
+    targets of PPO are .01 to .02."""
+    gate: GateRules = field(default_factory=GateRules)
+    """What a candidate has to show before users get it."""
+    canary: CanaryRules = field(default_factory=CanaryRules)
+    """How users get it."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.simulated_fraction < 1:
+            raise UserError(
+                f"traffic.simulated_fraction={self.simulated_fraction} leaves nothing of the traffic; use 0 to .9."
+            )
+        if self.minibatch_sessions < 1:
+            raise UserError(f"traffic.minibatch_sessions={self.minibatch_sessions}; it must be at least 1.")
+        if not self.kl_limit > 0:
+            raise UserError(f"traffic.kl_limit={self.kl_limit} stops every update; use a positive number of nats.")
