@@ -29,6 +29,14 @@ JSON object:
                         away, the smallest of 20 batches of 10,000 sessions; baseline_true is the part that the true
                         mean takes, and baseline_gradient_z how far a baseline moves the mean of the policy gradient, in
                         standard errors (benchmarks/traffic_baselines.py)
+    poison_traffic, poison_moves, poison_bound
+                        share of an organisation that reports the reverse of the truth in the trained tokens and in what
+                        moves the policy, and the most that the caps allow; poison_moves_uncapped without caps
+    poison_truth, poison_truth_uncapped
+                        what a batch with it does for answers that pass hidden tests, over that of one without it
+    batch_bytes, batch_per_s
+                        memory of a selected session, and sessions selected per second on one core
+                        (benchmarks/traffic_batches.py)
     lost                sessions without a label, or with another one than an undisturbed run makes, after the kills
 """
 
@@ -47,7 +55,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import traffic_baselines
+from benchmarks import traffic_baselines, traffic_batches
 from benchmarks.seeded_runs import Row
 from benchmarks.traffic_kills import kill_everywhere
 from benchmarks.traffic_statistics import EFFECT, MARGIN, SUITES, gate_rates, matched_rate, rejection_rates
@@ -241,6 +249,7 @@ MEASURES: Mapping[str, Callable[[], Row]] = {
     "statistics": measure_statistics,
     "release_kills": measure_release_kills,
     "baselines": measure_baselines,
+    "batches": traffic_batches.measure,
 }
 """Name of a row -> what measures it."""
 
