@@ -113,7 +113,12 @@ class Selection:
 def select_sessions(candidates: Iterable[LabelledSession], rules: SelectionRules) -> Selection:
     """Returns the sessions that can be trained, in their order."""
     selection = Selection()
+    oldest = min(rules.versions.versions, default=0)
     for candidate in candidates:
+        newest = candidate.label.last_version
+        if newest is not None and newest < oldest:  # it says so without its turns, at every look for new sessions
+            selection.dropped_sessions["version"] += 1
+            continue
         traffic = read_window(candidate, rules.horizon)
         if isinstance(traffic, str):
             selection.dropped_sessions[traffic] += 1
