@@ -19,6 +19,7 @@ from composer_jax.rl.batch import Group
 from composer_jax.serve.traffic.database import open_database
 from composer_jax.serve.traffic.folder import TrafficFolder
 from composer_jax.serve.traffic.retention import forget
+from composer_jax.stages.traffic import forget_traffic
 from composer_jax.stages.traffic_batch import LearnerRows, describe_progress, make_batch
 from launch import hosts
 from launch import traffic as traffic_command
@@ -88,6 +89,30 @@ def test_the_advantage_is_the_return_minus_the_baseline_in_deviations_of_the_bat
     np.testing.assert_allclose([turn["advantage"] for turn in turns], expected, rtol=1e-12)
     kept = [row["terms"]["keep_corrected"] for row in read_batch(tmp_path, 1).manifest["sessions"]]
     assert np.corrcoef(kept, expected[::2])[0, 1] > 0.8
+
+
+def test_an_answer_that_was_rejected_is_compared_with_the_one_that_was_preferred(new_traffic, collecting, tmp_path):
+    traffic = new_traffic()
+    write_sessions(traffic)
+    rejected, _ = traffic.answer("again", [1, 2], [10, 11], user="user7")
+    traffic.event("again", "regenerate", rejected)
+    traffic.answer("again", [1, 2], [12], user="user7")
+    rules = dataclasses.replace(RULES, cap_user=0.34)
+    make_batch(collecting, tmp_path, [traffic.label()], rules)
+    batch = read_batch(tmp_path, 1)
+    row = batch.manifest["sessions"][-1]
+    other, chosen = row["turns"]
+    turns = [turn for one in batch.manifest["sessions"] for turn in one["turns"] if turn["return"] is not None]
+    deviation = np.std([turn["return"] - turn["baseline"] for turn in turns])
+    assert (other["preference"], chosen["preference"], other["return"]) == (-0.5, 0.5, None)
+    assert other["advantage"] == pytest.approx(-0.5 * row["weight"])
+    standard = (chosen["return"] - chosen["baseline"]) / deviation
+    assert chosen["advantage"] == pytest.approx(row["weight"] * np.clip(standard + 0.5, -3, 3))
+    rows = batch.groups[len(batch.groups) - 1].episodes[0].transcript.rows()
+    assert [one.tokens.tolist() for one in rows] == [[1, 2, 10, 11], [1, 2, 12]]
+    weights = {one["user"]: one["weight"] for one in batch.manifest["sessions"]}
+    assert min(weights.values()) < 1 and row["weight"] == 1
+    assert batch.manifest["monitors"]["largest_shares"]["cap_user"] == pytest.approx(0.34)
 
 
 def test_the_commands_begin_a_release_and_make_its_batch(new_traffic, chain, tmp_path, capsys):
@@ -188,6 +213,23 @@ def test_forgetting_deletes_groups_and_rows_of_batches(folder, collecting, tmp_p
     file.write_bytes(b"left by a process that was killed")
     forget_sessions(tmp_path, lambda row: False)
     assert not file.exists()
+
+
+def test_forgotten_users_and_old_sessions_leave_batches(folder, collecting, tmp_path):
+    make_batch(collecting, tmp_path, [folder], RULES)
+    names = lambda: [row["session"] for row in read_batch(tmp_path, 1).manifest["sessions"]]  # noqa: E731
+    assert len(names()) == 8
+    user = read_batch(tmp_path, 1).manifest["sessions"][1]["user"]
+    forget_traffic(tmp_path, [folder], user=user)
+    assert names() == ["s0", "s2", "s3", "s5", "s6"]
+    forget(folder.path, session="s2")  # by a process that was killed before the batches
+    make_batch(collecting, tmp_path, [folder], RULES)
+    assert names() == ["s0", "s3", "s5", "s6"] and len(list((batch_folder(tmp_path, 1) / "groups").iterdir())) == 4
+    days = folder.policy.retention_days
+    for after, left in (((days + 1) * 24 * H - 1, 4), ((days + 2) * 24 * H, 0)):
+        collecting.clock = lambda after=after: BEGAN + after
+        make_batch(collecting, tmp_path, [folder], RULES)
+        assert len(names()) == left
 
 
 def test_the_next_release_does_not_learn_from_the_same_sessions(folder, collecting, tmp_path):
