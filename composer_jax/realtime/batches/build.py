@@ -110,13 +110,14 @@ def _group(
 def _manifest(inputs: BatchInputs, selection: Selection, numbers: BatchNumbers) -> dict[str, Any]:
     release, rules, selected = inputs.release, inputs.rules, inputs.selection
     claimed = {candidate.record.session for candidate in inputs.candidates}
-    forgotten = sorted(set(release.sessions) - claimed)
+    missing = set(release.sessions) - claimed
+    forgotten = sorted(missing.union(selection.forgotten))
     dropped = {
         "sessions": dict(selection.dropped_sessions),
         "turns": dict(selection.dropped_turns + selection.turns_of_dropped),
     }
-    if forgotten:
-        dropped["sessions"]["forgotten"] = dropped["sessions"].get("forgotten", 0) + len(forgotten)
+    if missing:
+        dropped["sessions"]["forgotten"] = dropped["sessions"].get("forgotten", 0) + len(missing)
     return {
         "release": release.number,
         "chain": release.chain,

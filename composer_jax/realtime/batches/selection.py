@@ -108,6 +108,8 @@ class Selection:
     """Reason -> turns, of sessions that are trained."""
     turns_of_dropped: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     """Reason -> turns, of sessions of which no turn is trained. A session that was dropped as a whole has none here."""
+    forgotten: list[str] = dataclasses.field(default_factory=list)
+    """The sessions that have a tombstone."""
 
 
 def select_sessions(candidates: Iterable[LabelledSession], rules: SelectionRules) -> Selection:
@@ -122,6 +124,7 @@ def select_sessions(candidates: Iterable[LabelledSession], rules: SelectionRules
         traffic = read_window(candidate, rules.horizon)
         if isinstance(traffic, str):
             selection.dropped_sessions[traffic] += 1
+            selection.forgotten += [candidate.record.session] if traffic == "forgotten" else []
             continue
         session, reasons = _select_turns(candidate, traffic, rules)
         if session:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import shutil
 
@@ -112,6 +113,9 @@ def test_an_answer_that_was_rejected_is_compared_with_the_one_that_was_preferred
     assert [one.tokens.tolist() for one in rows] == [[1, 2, 10, 11], [1, 2, 12]]
     weights = {one["user"]: one["weight"] for one in batch.manifest["sessions"]}
     assert min(weights.values()) < 1 and row["weight"] == 1
+    for one in batch.manifest["sessions"][:-1]:
+        values = [np.clip((turn["return"] - turn["baseline"]) / deviation, -3, 3) for turn in one["turns"]]
+        assert [turn["advantage"] for turn in one["turns"]] == pytest.approx([one["weight"] * v for v in values])
     assert batch.manifest["monitors"]["largest_shares"]["cap_user"] == pytest.approx(0.34)
 
 
@@ -199,6 +203,14 @@ def test_a_session_that_is_forgotten_meanwhile_is_in_no_batch(folder, collecting
     assert names == [f"s{i}" for i in range(8) if i != 4] and len(collecting.last.sessions) == 8
     assert [group.episodes[0].task_id for group in batch.groups] == names
     assert batch.manifest["drops"]["sessions"] == {"forgotten": 1, "sampling": 1}
+    assert make_batch(collecting, tmp_path, [folder], RULES).sessions == 7
+    shutil.rmtree(batch_folder(tmp_path, 1))
+    monkeypatch.undo()
+    make_batch(collecting, tmp_path, [folder], RULES)  # built again, it knows of the tombstone from the beginning
+    manifest = read_batch(tmp_path, 1).manifest
+    assert manifest["drops"] == batch.manifest["drops"] and manifest["sessions"] == batch.manifest["sessions"]
+    hashes = [one["inputs"]["sha256"]["tombstones"] for one in (batch.manifest, manifest)]
+    assert hashes == [hashlib.sha256(b'["s4"]').hexdigest()] * 2
 
 
 def test_forgetting_deletes_groups_and_rows_of_batches(folder, collecting, tmp_path):
