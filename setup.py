@@ -100,6 +100,7 @@ setup(
     package_data={
         "": ["*.css", "*.html", "*.j2", "*.js"],
         "composer_jax": ["py.typed"],
+        "composer_jax.demo": ["populations/*.json"],
         "composer_jax.sandbox.inside": ["site/*.pth"],
         "benchmarks.peers": ["requirements/*.txt"],
     },

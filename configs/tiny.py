@@ -8,11 +8,13 @@ person's notes are always right, and the end of a memory chain always asks for t
     python -m launch.pipeline --config=tiny:smoke --workdir=runs/smoke      # every stage in minutes, learns little
     python -m launch.pipeline --config=tiny:sharded --workdir=runs/sharded  # smoke on 8 devices
     python -m launch.pipeline --config=tiny:phases --workdir=runs/phases    # smoke with every phase of pretraining
+    python -m launch.traffic simulate --config=tiny:traffic --workdir=runs/traffic  # learns from simulated users
 
 This file states what the demo changes; `--help` lists every field with its meaning. Numbers are ours (not published)
 unless the field says otherwise.
 """
 
+import dataclasses
 from functools import partial
 
 from ml_collections import ConfigDict
@@ -22,14 +24,22 @@ from composer_jax.demo.prompts import REQUESTS
 from composer_jax.errors import UserError
 from composer_jax.schema import sections as cfg
 
-SIZES = ("full", "smoke", "sharded", "phases")
+WITH_USERS = {"traffic": "full", "traffic_smoke": "smoke"}
+"""Size of a run that learns from simulated users -> the size that it has apart from that."""
+SIZES = ("full", "smoke", "sharded", "phases", *WITH_USERS)
 
 
 def get_config(size: str = "full") -> ConfigDict:
     """size: "full" (the demo), "smoke" (seconds per stage), "sharded" (smoke on 8 CPU devices: expert=2, context=2,
-    tensor=2), "phases" (smoke with the published phases of continued pretraining)."""
+    tensor=2), "phases" (smoke with the published phases of continued pretraining), "traffic" (full, for simulated
+    users), "traffic_smoke" (smoke, for simulated users)."""
     if size not in SIZES:
         raise UserError(f"configs/tiny.py has no size {size!r}; use {', '.join(SIZES)}.")
+    run = run_of_size(WITH_USERS.get(size, size))
+    return cfg.config_dict(with_users(run, size == "traffic") if size in WITH_USERS else run)
+
+
+def run_of_size(size: str) -> cfg.RunConfig:
     full = size == "full"
     mesh = cfg.MeshConfig(cpu_devices=8, replica=1, expert=2, context=2, tensor=2)
     if size != "sharded":
@@ -38,21 +48,19 @@ def get_config(size: str = "full") -> ConfigDict:
     with_phases = size == "phases"
     pretrain = pretraining(full, with_phases)
     further = phases(pretrain) if with_phases else {}
-    return cfg.config_dict(
-        cfg.RunConfig(
-            model=network(size),
-            stages=("pretrain", *further, "sft", "rl"),
-            mesh=mesh,
-            data=data(full),
-            tasks=cfg.TasksConfig(families=FAMILIES),
-            pretrain=pretrain,
-            phases=further,
-            sft=fine_tuning(full, with_phases),
-            agent=agent(full),
-            sampler=cfg.SamplerConfig(slots=64 if full else 16, prefill_shapes=((8, 32), (4, 64), (2, 128))),
-            rl=reinforcement_learning(full),
-            evaluate=evaluation(size),
-        )
+    return cfg.RunConfig(
+        model=network(size),
+        stages=("pretrain", *further, "sft", "rl"),
+        mesh=mesh,
+        data=data(full),
+        tasks=cfg.TasksConfig(families=FAMILIES),
+        pretrain=pretrain,
+        phases=further,
+        sft=fine_tuning(full, with_phases),
+        agent=agent(full),
+        sampler=cfg.SamplerConfig(slots=64 if full else 16, prefill_shapes=((8, 32), (4, 64), (2, 128))),
+        rl=reinforcement_learning(full),
+        evaluate=evaluation(size),
     )
 
 
@@ -268,4 +276,57 @@ def evaluation(size: str) -> cfg.EvaluateConfig:
         heldout_attempts=4 if full else 2,
         heldout_compaction="late",
         recorded_tasks=6 if full else 2,
+    )
+
+
+LONGEST_TALK = 640
+"""Tokens of a conversation with a user, of up to three requests; a longer one ends there."""
+
+
+def with_users(run: cfg.RunConfig, full: bool) -> cfg.RunConfig:
+    """Returns a run whose policy simulated users work with; what users keep of its edits takes the place of RL.
+
+    Users have the tasks with one bug, and trust other people's notes than the evaluation of the demo. The groups that
+    an update plays beside their sessions have no notes, so only users know whose notes are right.
+    """
+    traces = {"count": 500 if full else 24, "asks": 0.15, "malformed": 0.1}
+    users = cfg.TraceSourceConfig("composer_jax.demo.traffic_traces:TrafficTraces", traces)
+    groups = {"bugfix": 1, "memory_chain": 1}
+    rl = dataclasses.replace(
+        run.rl,
+        groups=cfg.DISK_FAMILIES | groups,
+        curriculum=cfg.CurriculumConfig(),
+        batches=((256, 16), (LONGEST_TALK, 4)),
+        optimizer=cfg.OptimizerConfig(peak=2e-4, warmup=0, decay="constant", b2=0.98, weight_decay=0.0),
+    )
+    suite = partial(cfg.SuiteConfig, tasks=96 if full else 4, attempts=2 if full else 1)
+    suites = {"bugfix": suite("bugfix"), "chain": suite("memory_chain", compaction="short")}
+    return dataclasses.replace(
+        run,
+        sft=dataclasses.replace(run.sft, sources={**run.sft.sources, "users": users}, seq_len=LONGEST_TALK),
+        # What a session has cached stays until its next request, so that no bit of an answer depends on the others.
+        sampler=dataclasses.replace(
+            run.sampler, max_model_len=LONGEST_TALK, cache_tokens=2 * run.sampler.slots * LONGEST_TALK
+        ),
+        rl=rl,
+        evaluate=dataclasses.replace(
+            run.evaluate, suites=suites, which=("before",), every={}, headline=("bugfix", "chain")
+        ),
+        traffic=learning_from_users(full),
+    )
+
+
+def learning_from_users(full: bool) -> cfg.TrafficConfig:
+    # The users of smoke are too few for caps.
+    few = cfg.BatchRules(min_sessions=6, cap_user=1.0, cap_repository=1.0, cap_organisation=1.0)
+    return cfg.TrafficConfig(
+        batch=cfg.BatchRules(min_sessions=200) if full else few,
+        minibatch_sessions=16 if full else 4,
+        kl_limit=0.05 if full else 10.0,
+        # So few tasks show no smaller differences; a policy that learns from users works in other ways, too.
+        gate=cfg.GateRules(margin=0.15 if full else 0.9, monitors=()),
+        # The users of a demo are too few for a test; a step shows what a canary does.
+        canary=cfg.CanaryRules(min_users=0),
+        users="composer_jax.demo.users:SimulatedUsers",
+        users_options={"population": "first"},
     )

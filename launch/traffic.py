@@ -1,6 +1,8 @@
 """Production traffic: labels of sessions, and releases of weights with a gate, a canary and a way back.
 
     python -m launch.traffic label --workdir=runs/live --checkpoint=patches:runs/live/weights
+    python -m launch.traffic batch --workdir=runs/live --min_sessions=4000
+    python -m launch.traffic train --workdir=runs/live
     python -m launch.traffic begin --workdir=runs/live --weights=runs/live/weights --version=12 --serving=11
     python -m launch.traffic gate --workdir=runs/live --anchor=runs/a/stages/evaluate_after.json \\
         --candidate=runs/b/stages/evaluate_after.json
@@ -8,21 +10,32 @@
         --traffic=runs/live/anchor --traffic=runs/live/candidate
     python -m launch.traffic rollback --workdir=runs/live --reason="users cannot undo"
     python -m launch.traffic status --workdir=runs/live
+    python -m launch.traffic cycle --workdir=runs/live --every=5h --server=http://127.0.0.1:8002 \\
+        --traffic=runs/live/anchor --traffic=runs/live/candidate
     python -m launch.traffic route --workdir=runs/live --port=8000 --anchor=http://127.0.0.1:8001 \\
         --candidate=http://127.0.0.1:8002
     python -m launch.traffic forget --workdir=runs/live --user=NAME
+    python -m launch.traffic simulate --config=tiny:traffic --workdir=runs/traffic --cycles=6 --sessions=256
 
 label measures what became of the sessions that are old enough. begin opens a release of a version that exists in a
 folder of versions (rl.publish of a trainer); the version that serves makes it an A/A test, which comes before the first
-canary. gate compares two evaluations of launch.evaluate. canary starts, looks once at the labels so far, and goes on,
-waits, holds or rolls back; run it again and again. A held release goes on with --approve=REASON. One that has not
-passed the gate ends with gate --refuse=REASON. rollback publishes the weights that served before as a new version.
-status also writes WORKDIR/report.html. All commands but label and route end with a line of JSON on stdout.
-docs/realtime.md has the way from the first server to a release.
+canary. Without --version it opens one that collects sessions; batch claims those that can be trained for it and writes
+WORKDIR/batches, or says how many are missing. train makes the candidate from that batch, with the learner of the run in
+WORKDIR. gate compares two evaluations of launch.evaluate; without their files it evaluates both versions with the
+suites of the run in WORKDIR. canary starts, looks once at the labels so far, and goes on, waits, holds or rolls back;
+run it again and again. A held release goes on with --approve=REASON. One that has not passed the gate ends with gate
+--refuse=REASON. rollback publishes the weights that served before as a new version. cycle does all of it by itself,
+release after release; it says for what it waits, and after a kill the same command goes on. status also writes
+WORKDIR/report.html. All commands but label, cycle and route end with a line of JSON on stdout. docs/realtime.md has the
+way from the first server to a release.
 """
 
+import dataclasses
 import getpass
 import os
+import re
+import sys
+from pathlib import Path
 
 from absl import flags as absl_flags
 
@@ -30,19 +43,38 @@ from composer_jax.errors import UserError
 from launch import flags, hosts
 from launch.json_result import print_json
 
+BATCH = {
+    "min_sessions": int,
+    "lag": int,
+    "baseline": str,
+    "cap_user": float,
+    "cap_repository": float,
+    "cap_organisation": float,
+    "gamma": float,
+    "advantage_limit": float,
+}
+"""Fields of BatchRules that are flags of batch."""
+SIMULATE = "simulate"
+"""The command that trains a model, and so has a config."""
 COMMANDS = {
     "label": ("traffic", "horizon_s", "checkpoint", "signal", "judge", "judge_model", "judge_key"),
     "forget": ("traffic", "session", "user"),
+    "batch": ("traffic", "horizon_s", *BATCH),
     "begin": ("weights", "version", "serving", "learner", "run"),
+    "train": (),
     "gate": ("anchor", "candidate", "margin", "approve", "refuse"),
     "canary": ("traffic", "labels", "server", "router", "horizon_s", "harm", "planned_users", "skip_aa", "approve"),
     "rollback": ("to", "reason", "leave_learner"),
+    "cycle": ("traffic", "every", "server", "router", "skip_aa", "signal", "judge", "judge_model", "judge_key"),
     "route": ("host", "port", "anchor", "candidate"),
     "status": ("traffic", "horizon_s"),
+    SIMULATE: ("cycles", "sessions"),
 }
 """Command -> the flags that it takes beside --workdir."""
+CYCLES, SESSIONS = 6, 256
 HORIZON_S = 3600.0
 """The default age of labels."""
+UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def define(values):
@@ -53,21 +85,21 @@ def define(values):
     absl_flags.DEFINE_multi_string(
         "traffic",
         [],
-        "label, canary, forget, status: a folder that launch.serve --traffic writes; may be repeated. The default is "
-        "all such folders directly in WORKDIR.",
+        "label, batch, canary, cycle, forget, status: a folder that launch.serve --traffic writes; may be repeated. "
+        "The default is all such folders directly in WORKDIR.",
         flag_values=values,
     )
     string("checkpoint", "label: weights whose tokenizer and template wrote the traffic; without, texts are not read.")
     absl_flags.DEFINE_multi_string(
-        "signal", [], "label: NAME=MODULE:FUNCTION of a signal of your own; may be repeated.", flag_values=values
+        "signal", [], "label, cycle: NAME=MODULE:FUNCTION of a signal of your own; may be repeated.", flag_values=values
     )
-    string("judge", "label: address of a model that judges follow-ups, up to /v1; without, rules do.")
-    string("judge_model", "label: the name of that model.")
-    string("judge_key", "label: its API key; the default is COMPOSER_JAX_API_KEY of the environment.")
+    string("judge", "label, cycle: address of a model that judges follow-ups, up to /v1; without, rules do.")
+    string("judge_model", "label, cycle: the name of that model.")
+    string("judge_key", "label, cycle: its API key; the default is COMPOSER_JAX_API_KEY of the environment.")
     string("session", "forget: X-Session-ID of the session that is deleted.")
     string("user", "forget: X-User-ID, or the hash, of the user whose sessions are deleted.")
     string("weights", "begin: the folder or URL of versions of the weights.")
-    integer("version", "begin: the candidate; the version that serves is an A/A test.")
+    integer("version", "begin: the candidate; the version that serves is an A/A test. Without, one is to be trained.")
     integer("serving", "begin: the version that serves now; the default is what the last release left.")
     string("learner", "begin: RUN/checkpoints/rl of the learner, whose optimizer goes back with the weights.")
     string("run", "begin: the run whose config the release names by its hash.")
@@ -82,26 +114,36 @@ def define(values):
     absl_flags.DEFINE_multi_string(
         "server",
         [],
-        "canary: a server of the candidate, which must have the version; may be repeated.",
+        "canary, cycle: a server of the candidate, which must have the version; may be repeated.",
         flag_values=values,
     )
-    string("router", "canary: the address of the router, which knows errors and latency of both arms.")
+    string("every", "cycle: the least time from the beginning of one release to that of the next; the default is 5h.")
+    string("router", "canary, cycle: the address of the router, which knows errors and latency of both arms.")
     number(
         "horizon_s",
-        "label, canary, status: the age of the labels in seconds, which a canary's step takes at least; the default is "
-        "3600.",
+        "label, batch, canary, status: the age of the labels in seconds, which a canary's step takes at least; the "
+        "default is 3600.",
     )
     number("harm", "canary: an effect below minus this rolls back; the default is 0.")
     integer("planned_users", "canary: users after which the intervals are tightest; the default is 2000.")
-    absl_flags.DEFINE_boolean("skip_aa", False, "canary: starts without an A/A test before.", flag_values=values)
+    absl_flags.DEFINE_boolean("skip_aa", False, "canary, cycle: starts without an A/A test before.", flag_values=values)
     integer("to", "rollback: the version; the default is the anchor of the release.")
     string("reason", "rollback: why, for the records.")
     absl_flags.DEFINE_boolean(
         "leave_learner", False, "rollback: the learner, whose states are lost, stays as it is.", flag_values=values
     )
+    for name, kind in BATCH.items():
+        define_one = {int: integer, float: number, str: string}[kind]
+        define_one(name, f"batch: {name} of BatchRules (docs/realtime_learning.md).")
     string("host", "route: the address to listen on; the default is 127.0.0.1.")
     integer("port", "route: the port to listen on; the default is 8000.")
+    integer("cycles", f"simulate: releases in all, those of earlier calls included; the default is {CYCLES}.")
+    integer("sessions", f"simulate: sessions of each cycle; the default is {SESSIONS}.")
     return ("workdir",)
+
+
+def define_with_config(values):
+    return (*define(values), "config")
 
 
 def main(values, words):
@@ -124,10 +166,14 @@ def main(values, words):
             8000 if values.port is None else values.port,
         )
         return
-    if command in ("label", "forget"):
-        {"label": _label, "forget": _forget}[command](values)
+    if command in ("label", "forget", "cycle", SIMULATE):
+        {"label": _label, "forget": _forget, "cycle": _cycle, SIMULATE: _simulate}[command](values)
         return
-    if command != "status":
+    if command == "train":
+        _train(values)
+    elif command == "gate" and _is_gated_by_run(values):
+        _gate_by_run(values)
+    elif command != "status":
         _change(command, values)
     _show(command, values)
 
@@ -162,20 +208,76 @@ def _horizon(values):
 
 
 def _label(values):
-    from composer_jax.stages.traffic import judge_at, label_traffic
+    from composer_jax.stages.traffic import describe_labels, label_traffic
+
+    folders = _folders(values, is_needed=True)
+    runs = label_traffic(folders, _horizon(values), values.checkpoint or "", _judge(values), _own_signals(values))
+    for folder, run in zip(folders, runs, strict=True):
+        print(describe_labels(folder, run))
+
+
+def _simulate(values):
+    from composer_jax.stages.run import Run
+    from composer_jax.stages.traffic_simulation import simulate
+
+    config = values.config
+    if not config.rl.publish:
+        config.rl.publish = str(Path(values.workdir).expanduser().absolute() / "weights")
+    with Run(config, values.workdir) as run:
+        cycles, sessions = (values[name].value for name in ("cycles", "sessions"))
+        rows = simulate(run, CYCLES if cycles is None else cycles, SESSIONS if sessions is None else sessions)
+    print_json({"cycles": rows}, None)
+
+
+def _judge(values):
+    from composer_jax.stages.traffic import judge_at
 
     key = os.environ.get("COMPOSER_JAX_API_KEY", "") if values.judge_key is None else values.judge_key
-    judge = judge_at(values.judge or "", values.judge_model or "", key)
-    folders = _folders(values, is_needed=True)
-    own = dict(signal.partition("=")[::2] for signal in values.signal)
-    label_traffic(folders, _horizon(values), values.checkpoint or "", judge, own)
+    return judge_at(values.judge or "", values.judge_model or "", key)
+
+
+def _own_signals(values):
+    return dict(signal.partition("=")[::2] for signal in values.signal)
 
 
 def _forget(values):
     from composer_jax.stages.traffic import forget_traffic
 
-    folders = _folders(values, is_needed=True)
-    print_json({"forgotten": forget_traffic(folders, session=values.session or "", user=values.user or "")}, None)
+    names = forget_traffic(
+        values.workdir, _folders(values, is_needed=True), session=values.session or "", user=values.user or ""
+    )
+    print_json({"forgotten": names}, None)
+
+
+def _train(values):
+    from composer_jax.stages.traffic_cycle import open_releases, train_labelled
+
+    with open_releases(values.workdir, by=getpass.getuser()) as (run, folder):
+        train_labelled(run, folder)
+
+
+def _cycle(values):
+    from composer_jax.stages.traffic_cycle import Deployment, run_cycle
+
+    _require(values, "server", "cycle")
+    every_s = _seconds(values.every or "5h")
+    deployment = Deployment(
+        _folders(values, is_needed=True),
+        servers=values.server,
+        router=values.router or "",
+        judge=_judge(values),
+        own_signals=_own_signals(values),
+        skip_aa=values.skip_aa,
+        every_s=every_s,
+    )
+    run_cycle(values.workdir, deployment, by=getpass.getuser())
+
+
+def _seconds(duration):
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", duration)
+    if match is None:
+        raise UserError(f"--every={duration} is no duration; use a number with one of {', '.join(UNITS_S)}, as in 5h.")
+    return float(match[1]) * UNITS_S[match[2]]
 
 
 def _change(command, values):
@@ -189,21 +291,28 @@ def _change(command, values):
         elif values.refuse is not None:
             refuse(folder, values.refuse)
         else:
-            {"begin": _begin, "gate": _gate, "canary": _canary, "rollback": _rollback}[command](folder, values)
+            act = {"batch": _batch, "begin": _begin, "gate": _gate, "canary": _canary, "rollback": _rollback}
+            act[command](folder, values)
 
 
 def _begin(folder, values):
     from composer_jax.realtime.release.steps import provenance
 
-    for name in ("weights", "version"):
-        _require(values, name, "begin")
-    folder.adopt(
-        values.weights,
-        values.version,
-        values.serving,
-        learner=values.learner or "",
-        hashes=provenance(values.run),
-    )
+    _require(values, "weights", "begin")
+    more = {"learner": values.learner or "", "hashes": provenance(values.run)}
+    if values.version is None:
+        folder.begin(values.weights, values.serving, **more)
+    else:
+        folder.adopt(values.weights, values.version, values.serving, **more)
+
+
+def _batch(folder, values):
+    from composer_jax.stages.traffic_batch import describe_progress, learner_rows, make_batch, rules_of_run
+
+    rules = dataclasses.replace(rules_of_run(values.workdir), **_given(values, "horizon_s", *BATCH))
+    traffic = _folders(values, is_needed=True)
+    progress = make_batch(folder, values.workdir, traffic, rules, learner_rows(values.workdir))
+    print(describe_progress(folder.last, progress, rules), file=sys.stderr)
 
 
 def _gate(folder, values):
@@ -211,6 +320,20 @@ def _gate(folder, values):
     from composer_jax.realtime.release.steps import gate_step
 
     gate_step(folder, values.anchor, values.candidate, GateRules(**_given(values, "margin")))
+
+
+def _is_gated_by_run(values):
+    """Whether the gate evaluates by itself: no evaluation is named, and the workdir is that of a run."""
+    named = any(values[name].value is not None for name in ("anchor", "candidate", "approve", "refuse"))
+    return not named and (Path(values.workdir).expanduser() / "config.json").exists()
+
+
+def _gate_by_run(values):
+    """Evaluates both versions with the suites of the run in the workdir."""
+    from composer_jax.stages.traffic_cycle import gate_trained, open_releases
+
+    with open_releases(values.workdir, by=getpass.getuser()) as (run, folder):
+        gate_trained(run, folder, **_given(values, "margin"))
 
 
 def _canary(folder, values):
@@ -270,4 +393,6 @@ def _require(values, name, command):
 
 
 if __name__ == "__main__":
+    if SIMULATE in sys.argv[1:]:
+        flags.run(main, define=define_with_config, arguments=SIMULATE, processes=hosts.SINGLE_PROCESS)
     flags.run(main, define=define, arguments="|".join(COMMANDS), processes=hosts.NO_DEVICES)

@@ -54,6 +54,9 @@ class Episode:
     usage: counts of tokens, calls and edits; all 0 when the infrastructure failed.
     effort: the level of effort that the system message named; "" for none (agent/effort.py).
     tools: the task's tools, by the names that tasks use (Task.tools); () also in records from before this field.
+    advantages: one number per node that a row trains (Transcript.trained_spans), in the order of the nodes, of an
+      episode that is not compared with others of its task, such as a session of a user; None for one that is. The
+      reward is then what the session was worth, which need not be between 0 and 1.
     """
 
     task_id: str
@@ -74,6 +77,7 @@ class Episode:
     facts_kept: float | None = None
     facts_kept_last: float | None = None
     tools: tuple[str, ...] = ()
+    advantages: tuple[float, ...] | None = None
 
     @property
     def summary_tokens(self) -> int:
@@ -88,14 +92,22 @@ class Episode:
             "parts": dict(self.parts),
             "usage": asdict(self.usage),
             "tools": list(self.tools),
+            "advantages": None if self.advantages is None else list(self.advantages),
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         transcript, usage = Transcript.from_json(data["transcript"]), EpisodeUsage(**data["usage"])
         tools = tuple(data.get("tools", ()))
-        parts = dict(data["parts"])
-        return cls(**{**data, "transcript": transcript, "parts": parts, "usage": usage, "tools": tools})
+        given = data.get("advantages")
+        values = {
+            "transcript": transcript,
+            "parts": dict(data["parts"]),
+            "usage": usage,
+            "tools": tools,
+            "advantages": None if given is None else tuple(given),
+        }
+        return cls(**{**data, **values})
 
 
 class OutOfContext(Exception):

@@ -54,7 +54,7 @@ class ExpertSession:
     async def sample(self, context: Sequence[int], params: SamplingParams, branch: int = 0) -> Sample:
         if branch != self._branch:
             self._script, self._branch = None, branch
-        messages = _messages(self._tok, context)
+        messages = message_texts(self._tok, context)
         style: Style | None = next((style for style, text in REQUESTS.items() if text == messages[-1]), None)
         if style is not None:
             turn, ids = None, CompactFormat(self._tok).render_assistant(self._summary(style), [])
@@ -115,7 +115,7 @@ def _lookup_script(task: Task, rng: random.Random) -> Script:
     yield ExpertTurn("", edit, more=(ToolCall("finish", {}),))
 
 
-def _messages(tok: Tokenizer, ids: Sequence[int]) -> list[str]:
+def message_texts(tok: Tokenizer, ids: Sequence[int]) -> list[str]:
     """Returns the texts of the messages in `ids`, without their roles."""
     texts, body = [], []
     for token in ids:

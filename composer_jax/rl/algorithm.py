@@ -17,6 +17,7 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
+from composer_jax.agent.episode import Episode
 from composer_jax.errors import UserError
 from composer_jax.extensions import resolve
 from composer_jax.rl.batch import Group, WeightedRow
@@ -92,8 +93,43 @@ class GroupAdvantage:
         return broadcast_advantages(group, self(group.rewards))
 
 
+@dataclasses.dataclass(frozen=True)
+class GivenAdvantage:
+    """Advantages that come with the episodes (Episode.advantages), such as those of users' sessions.
+
+    One sample per prompt has no group to be compared with, so its baseline is taken over a whole batch of sessions,
+    before the learner sees them (realtime/batches). A group without given advantages gets those of GroupAdvantage, so
+    that simulated groups and sessions share a step.
+    """
+
+    def weigh(self, group: Group, step: int) -> list[list[WeightedRow]]:
+        """The given advantage of each node on its trained tokens.
+
+        Raises ValueError if some episodes of a group have advantages and others have none, or if their number is not
+        that of the nodes that are trained; always a bug.
+        """
+        if group.is_given:
+            return [given_rows(episode) for episode in group.episodes]
+        if any(episode.advantages is not None for episode in group.episodes):
+            raise ValueError(f"some episodes of {group.episodes[0].task_id} have given advantages and others do not")
+        return GroupAdvantage().weigh(group, step)
+
+
+def given_rows(episode: Episode) -> list[WeightedRow]:
+    """Returns the rows of an episode with its own advantages on the tokens of its nodes."""
+    rows, spans = episode.transcript.rows(), episode.transcript.trained_spans()
+    given = episode.advantages or ()
+    if len(given) != len(spans):
+        raise ValueError(f"{episode.task_id} has {len(given)} advantages for {len(spans)} nodes that are trained")
+    by_row = [np.zeros(len(row.tokens), np.float32) for row in rows]
+    for node, advantage in zip(sorted(spans), given, strict=True):
+        span = spans[node]
+        by_row[span.row][span.start : span.stop] = advantage
+    return [WeightedRow.of(row, advantages_n) for row, advantages_n in zip(rows, by_row, strict=True)]
+
+
 DEFAULT = "group_mean"
-ALGORITHMS: Mapping[str, Any] = {DEFAULT: GroupAdvantage}
+ALGORITHMS: Mapping[str, Any] = {DEFAULT: GroupAdvantage, "given": GivenAdvantage}
 
 
 def default_options() -> dict[str, Any]:

@@ -19,15 +19,25 @@ class Group:
     episodes: Sequence[Episode]
     rewards: Sequence[float]
 
+    @property
+    def is_given(self) -> bool:
+        """Whether the advantages of all its episodes are given, which then need no baseline of the group."""
+        return has_given_advantages(self.episodes)
+
+
+def has_given_advantages(episodes: Sequence[Episode]) -> bool:
+    """Returns whether all of some episodes, at least one, come with advantages of their own (Episode.advantages)."""
+    return bool(episodes) and all(episode.advantages is not None for episode in episodes)
+
 
 def has_enough_graded(group: Group, size: int) -> bool:
     """Returns whether a group is trained of whose `size` episodes only those in `group` were graded.
 
     A group of which half or more is lost is left out, because the baseline of a few is noise (GLM-5, arXiv 2602.15763).
     Of another one the graded episodes are trained with their own mean as the baseline; the constant normaliser counts
-    the lost ones, so that they are terms of zero.
+    the lost ones, so that they are terms of zero. A group of given advantages is complete with one episode.
     """
-    return 2 * len(group.episodes) > size
+    return group.is_given or 2 * len(group.episodes) > size
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -116,10 +116,13 @@ class FamilyResult:
 
 
 def family_results(groups: Sequence[Sequence[Episode]]) -> dict[str, dict[str, Any]]:
-    """Returns family -> the fields of its FamilyResult, of groups of episodes. Groups without a grade are left out."""
+    """Returns family -> the fields of its FamilyResult, of groups of episodes.
+
+    Groups without a grade are left out, and episodes with given advantages, whose tasks nobody draws.
+    """
     results: dict[str, FamilyResult] = {}
     for group in groups:
-        graded = [episode for episode in group if episode.reward is not None]
+        graded = [episode for episode in group if episode.reward is not None and episode.advantages is None]
         if not graded:
             continue
         p = math.fsum(episode.reward or 0.0 for episode in graded) / len(graded)

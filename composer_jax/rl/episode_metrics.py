@@ -30,7 +30,13 @@ def episode_metrics(groups: Sequence[Sequence[Episode]], config: RewardConfig) -
     grade_effort_LEVEL, tokens_effort_LEVEL     by level of effort: grade and sampled tokens
     pass_compacted, summaries, failed_summaries, summary_tokens     over the episodes with a summary
     facts_kept, facts_kept_last         of the first and the last summary, over those whose task names the facts
+
+    Episodes with given advantages, such as users' sessions, are in no column but these, which are there with some:
+
+    sessions, session_reward            how many, and their mean reward
     """
+    given = [e for group in groups for e in group if e.advantages is not None]
+    groups = [[e for e in group if e.advantages is None] for group in groups]
     episodes = [e for group in groups for e in group]
     graded: list[tuple[Episode, RewardParts]] = []
     for group in groups:
@@ -56,6 +62,7 @@ def episode_metrics(groups: Sequence[Sequence[Episode]], config: RewardConfig) -
         **_of_behavior(graded, config),
         **_of_flags(graded),
         **_of_summaries(graded),
+        **({"sessions": len(given), "session_reward": _mean(e.reward or 0.0 for e in given)} if given else {}),
     }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from composer_jax.agent.episode import Episode
-from composer_jax.rl.batch import Group
+from composer_jax.rl.batch import Group, has_given_advantages
 from composer_jax.rl.config import RLConfig
 from composer_jax.rl.episode_metrics import episode_metrics
 from composer_jax.rl.played_group import PlayedGroup
@@ -100,9 +100,12 @@ def learning_speed(lengths: Sequence[int], train_s: float, utilisation: Utilisat
 
 
 def graded_group(episodes: Sequence[Episode], config: RewardConfig) -> Group | None:
-    """Returns the graded episodes of a group with their rewards; None if there are fewer than two."""
+    """Returns the graded episodes of a group with their rewards; None if there are fewer than two.
+
+    One is enough where advantages are given.
+    """
     graded = [episode for episode in episodes if episode.reward is not None]
-    if len(graded) < 2:
+    if len(graded) < 2 and not has_given_advantages(graded):
         return None
     return Group(graded, [parts.reward for parts in reward_parts(graded, config)])
 

@@ -241,14 +241,16 @@ def weighted_rows(
 
     Args:
       step: RL steps before this one.
-      find_hints: finds the hints of an episode (rl/feedback.py); None: no hints.
+      find_hints: finds the hints of an episode (rl/feedback.py); None: no hints. It is not asked about episodes with
+        given advantages.
     """
     numbers, by_group = itertools.count(), []
     for group in groups:
         chosen = []
         for episode, rows in zip(group.episodes, algorithm.weigh(group, step), strict=True):
             number = next(numbers)
-            hints = find_hints(episode) if find_hints else {}
+            # The tools of a user's session are its client's, which detectors do not know.
+            hints = find_hints(episode) if find_hints and episode.advantages is None else {}
             hinted = (dataclasses.replace(row, episode=number, hints=hints.get(i, ())) for i, row in enumerate(rows))
             chosen += [row if row.has_signal else row.without_signal() for row in hinted if row.has_signal or row.hints]
         by_group.append(chosen)

@@ -147,7 +147,8 @@ def reward_parts(group: Sequence[Episode], config: RewardConfig) -> list[RewardP
 
     Of two episodes the one with the higher grade has the higher reward, whatever their lengths and behaviours. Only
     solved episodes pay for their length, so a short failure is not better than a long one. Every episode pays its
-    penalties. Raises ValueError if an episode has no grade, because the infrastructure failed.
+    penalties. An episode with given advantages pays nothing. Raises ValueError if an episode has no grade, because the
+    infrastructure failed.
     """
     grades = {0.0}
     for episode in group:
@@ -163,7 +164,7 @@ def reward_parts(group: Sequence[Episode], config: RewardConfig) -> list[RewardP
 
 
 def _length_cost(episode: Episode, config: RewardConfig) -> float:
-    if not config.weight or not episode.reward:
+    if not config.weight or not episode.reward or episode.advantages is not None:
         return 0.0
     weight = config.weight * config.effort.length_factor(episode.effort)
     return weight * length_cost(weighted_length(episode, config), k=config.k, q=config.q)
@@ -171,7 +172,7 @@ def _length_cost(episode: Episode, config: RewardConfig) -> float:
 
 def _penalties(episode: Episode, config: RewardConfig) -> dict[str, float]:
     prices = {name: price for name, price in config.penalties.items() if price}
-    if not prices:
-        return {}
+    if not prices or episode.advantages is not None:
+        return dict.fromkeys(prices, 0.0)
     measured = behaviors(episode, config.behaviors)
     return {name: price * measured[name] for name, price in prices.items()}

@@ -28,6 +28,7 @@ from composer_jax.models.attention_kinds import attention_kind
 from composer_jax.models.config import ModelConfig
 from composer_jax.observe.step_trace import ProfileConfig
 from composer_jax.parallel.mesh import MeshConfig
+from composer_jax.realtime.config import TrafficConfig
 from composer_jax.rl.config import RLConfig
 from composer_jax.rl.weight_check import gap_bound
 from composer_jax.sampler.config import SamplerConfig
@@ -79,6 +80,8 @@ class RunConfig:
     """Reinforcement learning."""
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     """Evaluation before and after RL, and while training."""
+    traffic: TrafficConfig = field(default_factory=TrafficConfig)
+    """Learning from production traffic after RL (launch.traffic)."""
     profile: ProfileConfig = field(default_factory=ProfileConfig)
     """Steps of which JAX's profiler writes a trace."""
 

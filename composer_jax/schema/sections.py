@@ -22,6 +22,11 @@ from composer_jax.models.rope import Llama3Rope as Llama3Rope
 from composer_jax.models.rope import Yarn as Yarn
 from composer_jax.observe.step_trace import ProfileConfig as ProfileConfig
 from composer_jax.parallel.mesh import MeshConfig as MeshConfig
+from composer_jax.realtime.batches.rules import BatchRules as BatchRules
+from composer_jax.realtime.config import TrafficConfig as TrafficConfig
+from composer_jax.realtime.labels.reward import RewardWeights as RewardWeights
+from composer_jax.realtime.release.canary import CanaryRules as CanaryRules
+from composer_jax.realtime.release.gate import GateRules as GateRules
 from composer_jax.rl.config import DISK_FAMILIES as DISK_FAMILIES
 from composer_jax.rl.config import AlgorithmConfig as AlgorithmConfig
 from composer_jax.rl.config import NormaliserConfig as NormaliserConfig

@@ -82,3 +82,8 @@ def routed_experts(sample: Sample, start: int) -> str | None:
     file = io.BytesIO()
     np.save(file, sample.routing[start:].astype(np.int32))
     return base64.b64encode(file.getvalue()).decode()
+
+
+def read_routed_experts(text: str) -> np.ndarray:
+    """Returns the array of `routed_experts`. Raises ValueError for another text."""
+    return np.load(io.BytesIO(base64.b64decode(text, validate=True)), allow_pickle=False)

@@ -107,28 +107,44 @@ def evaluate(run: Run, which: str) -> None:
 
 
 def _play(run: Run, which: str, chosen: Mapping[str, Suite], sampler: Sampler) -> dict[str, Any]:
+    result, records = play_suites(run, chosen, sampler, temperature(run, which), WHICH[which])
+    if which != GREEDY:  # a report has the episodes that were sampled
+        write_episodes(run.path / "episodes" / f"{which}.jsonl", records)
+    return result
+
+
+def play_suites(
+    run: Run, chosen: Mapping[str, Suite], sampler: Sampler, temperature: float, title: str
+) -> tuple[dict[str, Any], list[EpisodeRecord]]:
+    """Plays suites with the weights of a sampler; returns what an evaluation stores, and records for a report.
+
+    Args:
+      title: what the progress says.
+
+    Raises:
+      UserError: the infrastructure lost all episodes of a suite.
+    """
     measures: dict[str, SuiteResult] = {}
     records: list[EpisodeRecord] = []
 
-    async def play_suites() -> None:
+    async def play() -> None:
         for name, suite in chosen.items():
             on_done = lambda _, name=name: progress.update(1, suite=name)  # noqa: E731
             measures[name], episodes = await run_suite(suite, sampler, context, on_done, workers.play)
             records.extend(_records(run, suite, episodes))
 
-    with run.services.episode_context(temperature=temperature(run, which)) as (context, loop):
+    with run.services.episode_context(temperature=temperature) as (context, loop):
         workers = run.services.rollout_workers(context)
         decoded, busy = sampler.decoded_tokens, sampler.busy_seconds
-        with Progress(sum(len(s.specs()) for s in chosen.values()), "episode", WHICH[which]) as progress:
-            loop.run(workers.serve(play_suites()))
-        if which != GREEDY:  # a report has the episodes that were sampled
-            write_episodes(run.path / "episodes" / f"{which}.jsonl", records)
-        return {
+        with Progress(sum(len(s.specs()) for s in chosen.values()), "episode", title) as progress:
+            loop.run(workers.serve(play()))
+        result = {
             "suites": suite_results(run, measures),
             "decode_tokens_per_s": (sampler.decoded_tokens - decoded) / (sampler.busy_seconds - busy),
             "sandbox_runs": context.cache.runs,
             "sandbox_hits": context.cache.hits,
         }
+    return result, records
 
 
 def suite_results(run: Run, measures: dict[str, SuiteResult]) -> dict[str, dict[str, Any]]:

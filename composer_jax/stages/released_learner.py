@@ -14,18 +14,25 @@ from pathlib import Path
 from composer_jax.checkpoint.store import CheckpointStore
 from composer_jax.errors import UserError
 from composer_jax.observe.journal import read_journal
-from composer_jax.storage.workdir import lock_folder
+from composer_jax.storage.workdir import lock_folder, require_holder
 
 
 class LearnerCheckpoints:
     """The checkpoints of an RL stage, by the version of the weights (LearnerStates of realtime/release/releases.py)."""
 
-    def __init__(self, checkpoints: str) -> None:
-        """checkpoints: RUN/checkpoints/rl. Raises UserError unless it is a folder of this machine."""
+    def __init__(self, checkpoints: str, holder: str | None = None) -> None:
+        """
+        Args:
+          checkpoints: RUN/checkpoints/rl.
+          holder: of the run that this process has open (Workdir.holder); None locks the run where it is needed.
+
+        Raises:
+          UserError: it is not a folder of this machine.
+        """
         self._folder = Path(checkpoints)
         if not self._folder.is_dir():
             raise UserError(f"{checkpoints} is not a folder of checkpoints; give RUN/checkpoints/rl of this machine.")
-        self._kept = self._folder.with_name(f"{self._folder.name}-released")
+        self._kept, self._holder = self._folder.with_name(f"{self._folder.name}-released"), holder
 
     def keep(self, versions: Iterable[int]) -> None:
         """Keeps the states of these versions that the learner has, and drops those of all others.
@@ -107,6 +114,10 @@ class LearnerCheckpoints:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         """Locks the run, so that no learner goes on from the checkpoint that is replaced."""
+        if self._holder is not None:
+            require_holder(self._folder.parents[1], self._holder)
+            yield
+            return
         lock = lock_folder(self._folder.parents[1], f"{os.getpid()} {uuid.uuid4().hex[:8]}")
         try:
             yield

@@ -41,6 +41,19 @@ class RolloutServices:
         """Who plays the episodes instead of the processes of the run; launch.rl sets it."""
         self.only_fitting = config.rl.deterministic
         """Whether no bit of an episode may depend on how long tools take (Sampler); replays of a rollout set it."""
+        self._reads_train_tasks = False
+        self._is_compiled = False
+
+    def prepare_updates(self) -> None:
+        """Makes them the services of updates from traffic, which play tasks of RL when RL is done, and bit for bit.
+
+        No session may be open.
+        """
+        if self._reads_train_tasks and self.only_fitting:
+            return
+        self._reads_train_tasks = self.only_fitting = True
+        for name in ("sampler", "tasks"):
+            vars(self).pop(name, None)
         self._is_compiled = False
 
     @functools.cached_property
@@ -103,8 +116,9 @@ class RolloutServices:
     def tasks(self) -> TaskSource:
         """The run's tasks. Raises UserError if RL would run out of them; tasks.train is not read once RL is done."""
         is_trained = self.workdir.stage_done("rl")
+        read_train = self._reads_train_tasks or not is_trained
         source = TaskSource(
-            self.config.seed, self.config.tasks, read_train=not is_trained, network=self.config.sandbox.network
+            self.config.seed, self.config.tasks, read_train=read_train, network=self.config.sandbox.network
         )
         if not is_trained:
             rl = self.config.rl

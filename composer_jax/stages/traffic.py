@@ -3,15 +3,17 @@
 import contextlib
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from composer_jax.checkpoint.checkpoint import open_checkpoint
 from composer_jax.errors import UserError
 from composer_jax.observe.report import write_report
+from composer_jax.realtime.batches.store import forget_sessions
 from composer_jax.realtime.labels.judge import FollowUpJudge, RuleJudge
-from composer_jax.realtime.labels.label_sessions import label_sessions
+from composer_jax.realtime.labels.label_sessions import LabelRun, label_sessions
 from composer_jax.realtime.labels.model_judge import ModelJudge
 from composer_jax.realtime.labels.signal_types import ChatText, LabelContext
 from composer_jax.realtime.labels.store import Label, LabelStore
@@ -28,7 +30,8 @@ from composer_jax.serve.traffic.retention import forget
 
 MOST_ON_PAGE = 100_000
 """Labels of each folder that the page summarizes, the newest ones."""
-SHORT_S, LONG_S = 600.0, 86_400.0
+DAY_S = 86_400.0
+SHORT_S, LONG_S = 600.0, DAY_S
 """Ages whose labels `keep_correlations` compares."""
 
 
@@ -65,8 +68,10 @@ def label_traffic(
     checkpoint: str,
     judge: FollowUpJudge,
     own_signals: Mapping[str, str] | None = None,
-) -> None:
-    """Labels the sessions of all folders that are old enough, and prints what was done and the new labels' signals.
+    *,
+    clock: Callable[[], float] = time.time,
+) -> list[LabelRun]:
+    """Labels the sessions of all folders that are old enough; returns what was done in each.
 
     Args:
       horizon: age in seconds.
@@ -77,6 +82,7 @@ def label_traffic(
       UserError: the checkpoint has another format than the traffic, or as `label_sessions` does.
     """
     text = open_checkpoint(checkpoint).text if checkpoint else None
+    runs = []
     for folder in folders:
         if text is not None and (theirs := folder.policy.fingerprint) != (ours := text_fingerprint(text)):
             raise UserError(
@@ -84,12 +90,25 @@ def label_traffic(
                 f"({theirs}); give the weights that served it, or leave --checkpoint out."
             )
         context = LabelContext(ChatText(text.chat_format) if text is not None else None, judge)
+        days = folder.policy.retention_days
         with contextlib.closing(open_database(folder.path)) as database:
-            days = folder.policy.retention_days
-            run = label_sessions(
-                folder, database, horizon, context=context, own_signals=own_signals, retention_days=days
+            runs.append(
+                label_sessions(
+                    folder,
+                    database,
+                    horizon,
+                    context=context,
+                    own_signals=own_signals,
+                    retention_days=days,
+                    clock=clock,
+                )
             )
-            print(folder.path, format_run(run, summarize_labels(run.labels)), sep="\n")
+    return runs
+
+
+def describe_labels(folder: TrafficFolder, run: LabelRun) -> str:
+    """Returns what labelling a folder did, and the signals of the new labels, in lines."""
+    return f"{folder.path}\n{format_run(run, summarize_labels(run.labels))}"
 
 
 def judge_at(url: str, model: str, key: str = "") -> FollowUpJudge:
@@ -133,9 +152,41 @@ def rows_of_canary(folders: Sequence[TrafficFolder], horizon: float, release: Re
     return canary_rows(release, labels, records)
 
 
-def forget_traffic(folders: Sequence[TrafficFolder], *, session: str = "", user: str = "") -> list[str]:
-    """Deletes a session or a user from all folders; returns the ids of the sessions. See retention.forget."""
-    return list(dict.fromkeys(name for folder in folders for name in forget(folder.path, session=session, user=user)))
+def forget_traffic(
+    workdir: str | Path, folders: Sequence[TrafficFolder], *, session: str = "", user: str = ""
+) -> list[str]:
+    """Deletes a session or a user from all folders, and from the batches of a workdir; returns the sessions' ids.
+
+    See retention.forget.
+    """
+    names = [name for folder in folders for name in forget(folder.path, session=session, user=user)]
+    forget_in_batches(workdir, folders)
+    return list(dict.fromkeys(names))
+
+
+def forget_in_batches(workdir: str | Path, folders: Sequence[TrafficFolder], now: float = -math.inf) -> list[str]:
+    """Deletes from the batches of a workdir what the folders no longer may have; returns the ids of the sessions.
+
+    These are sessions with a tombstone, those of a forgotten user, and those that are older than the folders keep
+    theirs at `now`, Unix seconds.
+    """
+    sessions: set[str] = set()
+    users: dict[str, float] = {}
+    for folder in folders:
+        with contextlib.closing(open_database(folder.path)) as database:
+            for kind, name, when in database.execute("SELECT kind, name, time FROM tombstones"):
+                if kind == "user":
+                    users[name] = max(when, users.get(name, when))
+                else:
+                    sessions.add(name)
+    days = max((folder.policy.retention_days for folder in folders), default=math.inf)
+    oldest = now - (days + 1) * DAY_S  # a session is kept until the day on which it opened is over so many days ago
+
+    def is_gone(row: Mapping[str, Any]) -> bool:
+        was_forgotten = row["opened"] <= users.get(row["user"], -math.inf)
+        return row["session"] in sessions or was_forgotten or row["opened"] < oldest
+
+    return forget_sessions(workdir, is_gone)
 
 
 def write_traffic_page(workdir: str | Path, folders: Sequence[TrafficFolder], horizon: float) -> Path:

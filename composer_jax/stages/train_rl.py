@@ -23,6 +23,7 @@ from composer_jax.parallel.processes import (
     wait_at_barrier,
 )
 from composer_jax.rl.advantage_report import NodeAdvantages, token_advantages
+from composer_jax.rl.config import RLConfig
 from composer_jax.rl.group_source import GroupSource
 from composer_jax.rl.learning_step import CompletedStep, Cursor
 from composer_jax.rl.ledger import RolloutLedger
@@ -72,10 +73,15 @@ def train_rl(run: Run) -> None:
         }
 
 
-def open_update(run: Run, store: CheckpointStore) -> tuple[PolicyUpdate, TrainState, Cursor]:
-    """Returns the learning half of RL, with the state and the position of the latest checkpoint or of the beginning."""
-    config, (params, router_bias) = run.config.rl, run.model.weights_before("rl")
-    learner = run.model.learner("rl")
+def open_update(
+    run: Run, store: CheckpointStore, config: RLConfig | None = None
+) -> tuple[PolicyUpdate, TrainState, Cursor]:
+    """Returns the learning half of RL, with the state and the position of the latest checkpoint or of the beginning.
+
+    config: None is that of the run; another one has an optimizer of the same kind.
+    """
+    config, (params, router_bias) = config or run.config.rl, run.model.weights_before("rl")
+    learner = run.model.learner("rl", config)
     state, cursor = learner.init_state(params, router_bias), Cursor()
     if restored := restore_state(store, state):
         state, saved = restored

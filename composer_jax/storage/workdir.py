@@ -157,7 +157,7 @@ class Workdir:
     def _open_local(self, holder: str | None) -> str:
         """Locks the local folder, or checks that `holder` has; returns the holder."""
         if holder is not None:
-            _require_holder(self.path, holder)
+            require_holder(self.path, holder)
             return holder
         _make_folder(self.path)
         holder = f"{os.getpid()} {uuid.uuid4().hex[:8]}"
@@ -245,7 +245,7 @@ def read_run_config(path: Path | str) -> dict[str, Any] | None:
     return record
 
 
-def _require_holder(path: Path, holder: str) -> None:
+def require_holder(path: Path, holder: str) -> None:
     """Raises a UserError unless `holder` has locked this folder."""
     try:
         actual = (path / _LOCK).read_text(errors="replace").strip()

@@ -126,6 +126,21 @@ def test_a_learner_that_runs_is_not_replaced(run):
     os.close(lock)
 
 
+def test_the_process_that_has_the_run_open_may_replace_its_learner(run):
+    train(run, [1])
+    lock = lock_folder(run, "1 other")
+    learner = LearnerCheckpoints(str(run / "checkpoints" / "rl"), holder="1 other")
+    learner.keep([5])
+    learner.restore(5, 9)
+    os.close(lock)
+    with CheckpointStore(run / "checkpoints" / "rl") as store:
+        assert store.read_json()["cursor"]["weight_version"] == 9
+    lock = lock_folder(run, "2 another")
+    with pytest.raises(UserError, match="is not the folder that process 0 works in"):
+        learner.restore(5, 10)
+    os.close(lock)
+
+
 def test_a_folder_without_checkpoints(tmp_path):
     with pytest.raises(UserError, match="is not a folder of checkpoints"):
         LearnerCheckpoints(str(tmp_path / "nothing"))

@@ -15,7 +15,7 @@ from composer_jax.realtime.labels.signal_types import (
     undefined,
 )
 from composer_jax.realtime.labels.window import continued_turns, events_of, is_reported, main_turns
-from composer_jax.serve.traffic.records import EventKind, SampledTurn, SessionTraffic
+from composer_jax.serve.traffic.records import Event, EventKind, SampledTurn, SessionTraffic
 
 KEPT_SHARE = 0.5
 """Share of kept lines from which an edit counts as kept, where the user said nothing."""
@@ -170,11 +170,16 @@ def request_kind(turns: Sequence[SampledTurn], text: ConversationText | None) ->
 
 
 def invalid_calls(traffic: SessionTraffic, horizon: float, context: LabelContext) -> Signal:
-    """Returns calls that no tool could execute / calls. Errors of provider and environment are in neither count."""
+    """Returns calls that no tool could execute / calls. Errors of provider and environment are in neither count.
+
+    It has the parts of single answers where every error names one.
+    """
     if not is_reported(traffic, "tool_error"):
         return censored(NO_CLIENT)
-    left = _left_answers(traffic, continued_turns(traffic))
-    errors = [event.payload["error"] for event in events_of(traffic, "tool_error") if event.turn not in left]
+    turns = continued_turns(traffic)
+    left = _left_answers(traffic, turns)
+    events = [event for event in events_of(traffic, "tool_error") if event.turn not in left]
+    errors = [event.payload["error"] for event in events]
     invalid, excused = (sum(error in kinds for error in errors) for kinds in (INVALID_CALLS, EXCUSED_ERRORS))
     alerts = (f"alert: {unknown} errors of an unknown class",) if (unknown := errors.count("unknown")) else ()
     total = calls(traffic, horizon, context)
@@ -183,7 +188,27 @@ def invalid_calls(traffic: SessionTraffic, horizon: float, context: LabelContext
     valid_base = max(total.value - excused, invalid)
     if not valid_base:
         return undefined("no calls", *alerts)
-    return observed(invalid / valid_base, *alerts)
+    by_turn = _invalid_by_answer(turns, events, context.text) if context.text and invalid else {}
+    return observed(invalid / valid_base, *alerts, by_turn=by_turn)
+
+
+def _invalid_by_answer(
+    turns: Sequence[SampledTurn], errors: Sequence[Event], text: ConversationText
+) -> dict[str, float]:
+    """Returns answer -> its share of invalid calls, of those with calls; nothing if an error names no answer."""
+    total: dict[str, int] = {}
+    for turn in turns:
+        total[turn.answer] = total.get(turn.answer, 0) + text.answer(turn.tokens)[1]
+    if any(event.turn not in total for event in errors):
+        return {}
+    shares = {}
+    for answer, calls_made in total.items():
+        of_answer = [event.payload["error"] for event in errors if event.turn == answer]
+        invalid = sum(error in INVALID_CALLS for error in of_answer)
+        valid_base = max(calls_made - sum(error in EXCUSED_ERRORS for error in of_answer), invalid)
+        if valid_base:
+            shares[answer] = invalid / valid_base
+    return shares
 
 
 def calls(traffic: SessionTraffic, horizon: float, context: LabelContext) -> Signal:

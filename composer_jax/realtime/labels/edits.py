@@ -1,7 +1,7 @@
 """Signals of what became of the session's diff: kept lines, size, accepted hunks, undo, tests."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from composer_jax.realtime.labels.signal_types import LabelContext, Signal, censored, observed, undefined
@@ -53,7 +53,10 @@ def edit_weight(traffic: SessionTraffic, horizon: float, context: LabelContext) 
 
 
 def accept_share(traffic: SessionTraffic, horizon: float, context: LabelContext) -> Signal:
-    """Returns accepted hunks / shown hunks; the last word about a hunk counts."""
+    """Returns accepted hunks / shown hunks; the last word about a hunk counts.
+
+    It has the parts of single answers where every event `shown` names one.
+    """
     shown = {hunk for event in events_of(traffic, "shown") for hunk in event.payload["hunks"]}
     if not shown:
         return undefined("no hunk was shown") if is_reported(traffic, "shown") else censored(NO_CLIENT)
@@ -62,7 +65,15 @@ def accept_share(traffic: SessionTraffic, horizon: float, context: LabelContext)
         for event in events_of(traffic, "accepted", "rejected")
         for hunk in event.payload["hunks"]
     }
-    return observed(sum(verdicts.get(hunk, False) for hunk in shown) / len(shown))
+    by_turn: dict[str, set[str]] = {}
+    for event in events_of(traffic, "shown"):
+        by_turn.setdefault(event.turn, set()).update(event.payload["hunks"])
+    shares = {answer: _accepted(hunks, verdicts) for answer, hunks in by_turn.items() if hunks}
+    return observed(_accepted(shown, verdicts), by_turn={} if "" in by_turn else shares)
+
+
+def _accepted(hunks: Collection[str], verdicts: Mapping[str, bool]) -> float:
+    return sum(verdicts.get(hunk, False) for hunk in hunks) / len(hunks)
 
 
 def undo(traffic: SessionTraffic, horizon: float, context: LabelContext) -> Signal:

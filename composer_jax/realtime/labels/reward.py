@@ -28,7 +28,9 @@ class RewardWeights:
     keep: float = 1.0
     """Of keep_corrected."""
     follow_up: float = 0.5
+    """Of the follow-ups' judged content."""
     accept_share: float = 0.25
+    """Of the share of shown hunks that the user accepted."""
     undo: float = 0.5
     """Taken off."""
     invalid_calls: float = 0.5

@@ -41,6 +41,10 @@ Arm = Literal["anchor", "candidate"]
 Decision = Literal["wait", "advance", "hold", "roll back"]
 
 
+class ServerNotReady(UserError):
+    """A server does not have the candidate yet."""
+
+
 class LabelRow(NamedTuple):
     """One label of a session, higher values being better."""
 
@@ -214,7 +218,7 @@ def read_service(router: str, timeout_s: float = 10.0) -> dict[str, ServiceSampl
 
 
 def require_version(servers: Sequence[str], version: int, timeout_s: float = 10.0) -> None:
-    """Raises a UserError unless all servers answer GET /health with this version of the weights."""
+    """Raises ServerNotReady unless all servers answer GET /health with this version of the weights."""
     for server in servers:
         url = f"{server.rstrip('/')}/health"
         try:
@@ -222,10 +226,11 @@ def require_version(servers: Sequence[str], version: int, timeout_s: float = 10.
                 health = json.loads(answer.read())
             served = health["weight_version"]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{url} does not say which weights it serves ({error}); start the server first.") from error
+            sentence = f"{url} does not say which weights it serves ({error}); start the server first."
+            raise ServerNotReady(sentence) from error
         if served != version:
             refusal = f" ({health['refused']})" if health.get("refused") else ""
-            raise UserError(
+            raise ServerNotReady(
                 f"{server} serves version {served}, not {version}{refusal}; the canary starts when every server of its "
                 "arm has the version."
             )

@@ -43,6 +43,7 @@ class GateRules:
     power: float = 0.9
     """Probability that an equal candidate passes all suites together."""
     monitors: tuple[str, ...] = MONITORS
+    """Measures of a suite that must stay near the anchor's."""
 
     def __post_init__(self) -> None:
         for name in ("margin", "level", "power"):

@@ -194,7 +194,7 @@ class ReleaseFolder:
             cannot go back.
         """
         self.path = Path(workdir).expanduser() / FOLDER
-        self._by, self._clock, self._learner, self._leaves_learner = by, clock, learner, leaves_learner
+        self._by, self.clock, self._learner, self._leaves_learner = by, clock, learner, leaves_learner
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -399,7 +399,7 @@ class ReleaseFolder:
         return release
 
     def _now(self, state: str) -> float:
-        now = self._clock()
+        now = self.clock()
         times = [row["time"] for release in self.releases for row in release.transitions]
         if times and now < max(times):
             if state == "rolled_back":  # users do not wait for a clock to be set right

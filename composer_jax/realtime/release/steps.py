@@ -31,6 +31,16 @@ from composer_jax.storage.workdir import read_run_config
 EQUAL_WEIGHTS = {"verdict": "pass", "reasons": ["an A/A test: both arms have the same weights"]}
 
 
+def in_state(folder: ReleaseFolder, state: str) -> Release:
+    """Returns the last release. Raises a UserError if it is in another state."""
+    release = folder.last
+    if release.state != state:
+        raise UserError(
+            f"release {release.number} is {release.state}, and this is for one that is {state}; see status."
+        )
+    return release
+
+
 def gate_step(
     folder: ReleaseFolder, anchor: str | Path | None, candidate: str | Path | None, rules: GateRules
 ) -> Release:
@@ -41,7 +51,7 @@ def gate_step(
     Raises:
       UserError: the release is in another state, or as `read_evaluation` and `gate` do.
     """
-    release = _in_state(folder, "trained")
+    release = in_state(folder, "trained")
     if release.is_aa:
         return folder.record_gate(EQUAL_WEIGHTS)
     if anchor is None or candidate is None:
@@ -75,7 +85,7 @@ def canary_step(
     release = folder.last
     if release.state == "gated":
         return _start(folder, servers, skip_aa), "the canary starts"
-    release = _in_state(folder, "canary")
+    release = in_state(folder, "canary")
     rows = [row for row in rows if row.fraction == release.fraction]
     # Only a person's approval leads from a hold back to the canary.
     approved = {name for before in release.canary if before["decision"] == "hold" for name in before["held_by"]}
@@ -97,7 +107,7 @@ def canary_step(
 
 def approve(folder: ReleaseFolder, reason: str) -> Release:
     """Lets a held release go on where it was held, because a person says so."""
-    release = _in_state(folder, "held")
+    release = in_state(folder, "held")
     before = release.transitions[-2]["state"]
     return folder.move("gated" if before == "trained" else "canary", reason, fraction=release.fraction)
 
@@ -190,12 +200,3 @@ def _start(folder: ReleaseFolder, servers: Sequence[str], skip_aa: bool) -> Rele
     fraction = next_fraction(0.0, is_aa=release.is_aa)
     assert fraction is not None
     return folder.move("canary", f"{len(servers)} servers have version {release.version}", fraction=fraction)
-
-
-def _in_state(folder: ReleaseFolder, state: str) -> Release:
-    release = folder.last
-    if release.state != state:
-        raise UserError(
-            f"release {release.number} is {release.state}, and this is for one that is {state}; see status."
-        )
-    return release

@@ -133,7 +133,8 @@ class TrafficWriter:
         self._condition = threading.Condition()
         self._queue: deque[FinishedTurn] = deque()
         self._batch: list[FinishedTurn] = []
-        self._queued_bytes, self._last_time = 0, 0.0
+        self._queued_bytes = 0
+        self._last_times: OrderedDict[OwnedSession, float] = OrderedDict()
         self._dropping: set[OwnedSession] = set()
         self._unconsented: set[OwnedSession] = set()
         self._requests: weakref.WeakSet[TurnRequest] = weakref.WeakSet()  # being answered, or waiting for the disk
@@ -210,8 +211,7 @@ class TrafficWriter:
                 if self._has_ended:
                     self._drop_late()
                 return
-            self._last_time = max(self._last_time, self._clock())  # clocks may go backwards, sessions do not
-            turn = FinishedTurn(request, choice, prompt, sample, params, seed, self._last_time, seconds)
+            turn = FinishedTurn(request, choice, prompt, sample, params, seed, self._end_of(session), seconds)
             self._queue.append(turn)
             self._queued_bytes += turn.nbytes
             limits = self.limits
@@ -238,6 +238,14 @@ class TrafficWriter:
         elif self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+
+    def _end_of(self, session: OwnedSession) -> float:
+        """When a turn of a session ends, now: clocks may go backwards, sessions do not."""
+        ended = max(self._last_times.pop(session, 0.0), self._clock())
+        self._last_times[session] = ended
+        if len(self._last_times) > self.limits.open_sessions:
+            self._last_times.popitem(last=False)
+        return ended
 
     def _drop_if_stored(self, session: OwnedSession) -> None:
         """Drops a session of which a request comes without consent, which would be a hole in it."""

@@ -82,7 +82,7 @@ def test_accept_share_takes_the_last_word_about_a_hunk():
         event("accepted", 101, "a1", hunks=["a", "b", "f"]),
         event("rejected", 102, "a1", hunks=["b", "c"]),
     ]
-    assert value_of("accept_share", events=events).value == 0.25
+    assert value_of("accept_share", events=events) == observed(0.25, by_turn={"a1": 0.25})
     assert value_of("accept_share", events=[SEEN]).state == "undefined"
     assert value_of("accept_share").state == "censored"
     assert value_of("accept_share", events=[measured(100 + H)]).state == "censored"  # that program shows no hunks
@@ -109,7 +109,7 @@ def test_invalid_calls_leave_out_what_is_no_act_of_the_policy():
     calls = turn("a1", 100, "Fix it", CALL * 6 + "Done.")
     kinds = ["invalid_arguments", "unknown_tool", "provider", "environment"]
     events = [event("tool_error", 90 + i, "a1", error=error) for i, error in enumerate(kinds)]
-    assert value_of("invalid_calls", [calls], events) == observed(0.5)
+    assert value_of("invalid_calls", [calls], events) == observed(0.5, by_turn={"a1": 0.5})
     unknown = [*events, event("tool_error", 99, "a1", error="unknown")]
     signal = value_of("invalid_calls", [calls], unknown)
     assert signal.value == pytest.approx(2 / 3)
@@ -119,6 +119,20 @@ def test_invalid_calls_leave_out_what_is_no_act_of_the_policy():
     assert value_of("invalid_calls", [calls], [measured(100 + H)]).state == "censored"
     slow = [event("tool_error", 90, "a1", error="timeout"), event("tool_error", 91, "a1", error="unknown_tool")]
     assert value_of("invalid_calls", [calls], slow).value == pytest.approx(1 / 6)  # a timeout is the policy's
+
+
+def test_shares_of_single_answers_are_there_where_events_name_them():
+    turns = [turn("a1", 100, "Fix it", CALL * 4), turn("a2", 200, "And that", "Done."), turn("a3", 300, "And", CALL)]
+    errors = [event("tool_error", 90, "a1", error="unknown_tool"), event("tool_error", 91, "a1", error="provider")]
+    late = [*errors, event("tool_error", 290, "a3", error="invalid_arguments")]
+    assert value_of("invalid_calls", turns, late) == observed(0.5, by_turn={"a1": 1 / 3, "a3": 1.0})
+    unnamed = [*late, event("tool_error", 291, error="timeout")]
+    assert value_of("invalid_calls", turns, unnamed) == observed(0.5)
+    shown = [event("shown", 100, "a1", hunks=["a", "b"]), event("shown", 300, "a3", hunks=["b", "c", "d"])]
+    verdicts = [event("accepted", 310, "a3", hunks=["a", "b", "c"])]
+    assert value_of("accept_share", turns, shown + verdicts) == observed(0.75, by_turn={"a1": 1.0, "a3": 2 / 3})
+    somewhere = [event("shown", 305, hunks=["a"])]
+    assert value_of("accept_share", turns, shown + verdicts + somewhere) == observed(0.75)
 
 
 def asked_and_answered(reply, *events, answer="Done.", request="Fix the parser of dates please"):
