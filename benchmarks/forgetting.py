@@ -118,7 +118,7 @@ def _minus_rl(name: str, runs: Mapping[int, Row], references: Mapping[int, Row])
     out = {}
     for group, suites in groups.items():
         rl_minus = compare_by_task(solved(references, suites), solved(runs, suites), name)
-        out[group] = [round(-rl_minus[number], 4) for number in ("difference", "high", "low")]
+        out[group] = [round(0.0 - rl_minus[number], 4) for number in ("difference", "high", "low")]
     return out
 
 
