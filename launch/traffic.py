@@ -81,18 +81,15 @@ def define(values):
     string = lambda name, meaning: absl_flags.DEFINE_string(name, None, meaning, flag_values=values)  # noqa: E731
     integer = lambda name, meaning: absl_flags.DEFINE_integer(name, None, meaning, flag_values=values)  # noqa: E731
     number = lambda name, meaning: absl_flags.DEFINE_float(name, None, meaning, flag_values=values)  # noqa: E731
+    several = lambda name, meaning: absl_flags.DEFINE_multi_string(name, [], meaning, flag_values=values)  # noqa: E731
     string("workdir", "The folder whose releases/ has a file per release.")
-    absl_flags.DEFINE_multi_string(
+    several(
         "traffic",
-        [],
         "label, batch, canary, cycle, forget, status: a folder that launch.serve --traffic writes; may be repeated. "
         "The default is all such folders directly in WORKDIR.",
-        flag_values=values,
     )
     string("checkpoint", "label: weights whose tokenizer and template wrote the traffic; without, texts are not read.")
-    absl_flags.DEFINE_multi_string(
-        "signal", [], "label, cycle: NAME=MODULE:FUNCTION of a signal of your own; may be repeated.", flag_values=values
-    )
+    several("signal", "label, cycle: NAME=MODULE:FUNCTION of a signal of your own; may be repeated.")
     string("judge", "label, cycle: address of a model that judges follow-ups, up to /v1; without, rules do.")
     string("judge_model", "label, cycle: the name of that model.")
     string("judge_key", "label, cycle: its API key; the default is COMPOSER_JAX_API_KEY of the environment.")
@@ -111,12 +108,7 @@ def define(values):
     string("approve", "gate, canary: why a held release goes on.")
     string("refuse", "gate: why a release ends that has not passed the gate.")
     string("labels", "canary: a file of JSON lines {user, arm, fraction, value, metric}, of all users so far.")
-    absl_flags.DEFINE_multi_string(
-        "server",
-        [],
-        "canary, cycle: a server of the candidate, which must have the version; may be repeated.",
-        flag_values=values,
-    )
+    several("server", "canary, cycle: a server of the candidate, which must have the version; may be repeated.")
     string("every", "cycle: the least time from the beginning of one release to that of the next; the default is 5h.")
     string("router", "canary, cycle: the address of the router, which knows errors and latency of both arms.")
     number(
