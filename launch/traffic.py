@@ -202,8 +202,8 @@ def _horizon(values):
 def _label(values):
     from composer_jax.stages.traffic import describe_labels, label_traffic
 
-    folders = _folders(values, is_needed=True)
-    runs = label_traffic(folders, _horizon(values), values.checkpoint or "", _judge(values), _own_signals(values))
+    judge, folders = _judge(values), _folders(values, is_needed=True)
+    runs = label_traffic(folders, _horizon(values), values.checkpoint or "", judge, _own_signals(values))
     for folder, run in zip(folders, runs, strict=True):
         print(describe_labels(folder, run))
 
