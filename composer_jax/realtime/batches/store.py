@@ -4,7 +4,8 @@
     WORKDIR/batches/0003/groups/00000017.json.zst a session as a PlayedGroup of one episode (rl/played_group.py)
     WORKDIR/batches/0003.claim.json               what was decided before the release claimed its sessions
 
-A batch is there whole, or not at all. It holds copies of users' conversations: `forget_sessions` deletes them.
+A batch is there whole, or not at all. It holds copies of users' conversations: WORKDIR/batches is closed to other users
+of the machine, and `forget_sessions` deletes them.
 """
 
 import dataclasses
@@ -106,6 +107,7 @@ def write_batch(workdir: str | Path, number: int, manifest: Mapping[str, Any], g
     manifest: its "sessions" has a row for each group, in their order, which gets the group's number and hash.
     """
     folder = batch_folder(workdir, number)
+    _close_folder(folder.parent)
     _remove_left(folder)
     temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}")
     try:
@@ -166,13 +168,26 @@ def claim_file(workdir: str | Path, number: int) -> Path:
 
 def note_claim(workdir: str | Path, number: int, content: Mapping[str, Any]) -> None:
     """Writes what was decided before a release claims its sessions, so that a killed process loses none of it."""
-    write_atomically(claim_file(workdir, number), (json.dumps(content, indent=1) + "\n").encode())
+    file = claim_file(workdir, number)
+    _close_folder(file.parent)
+    write_atomically(file, (json.dumps(content, indent=1) + "\n").encode())
 
 
 def read_claim(workdir: str | Path, number: int) -> dict[str, Any]:
     """Returns what `note_claim` wrote; {} without."""
     file = claim_file(workdir, number)
     return _read_json(file) if file.exists() else {}
+
+
+def _close_folder(folder: Path) -> None:
+    """Makes the folder of all batches; nobody else reaches the files in it."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)  # it may be there already, with another mode
+    except OSError as error:
+        raise UserError(
+            f"cannot close {folder} to other users: {error.strerror}; give a --workdir whose owner you are."
+        ) from error
 
 
 def _remove_left(folder: Path) -> None:

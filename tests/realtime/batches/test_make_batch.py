@@ -5,6 +5,7 @@ import dataclasses
 import hashlib
 import json
 import shutil
+import stat
 
 import numpy as np
 import pytest
@@ -211,6 +212,14 @@ def test_a_session_that_is_forgotten_meanwhile_is_in_no_batch(folder, collecting
     assert manifest["drops"] == batch.manifest["drops"] and manifest["sessions"] == batch.manifest["sessions"]
     hashes = [one["inputs"]["sha256"]["tombstones"] for one in (batch.manifest, manifest)]
     assert hashes == [hashlib.sha256(b'["s4"]').hexdigest()] * 2
+
+
+def test_other_users_of_the_machine_do_not_reach_batches(folder, collecting, tmp_path):
+    (tmp_path / "batches").mkdir(mode=0o755)  # of a program that left it open
+    make_batch(collecting, tmp_path, [folder], RULES)
+    assert stat.S_IMODE((tmp_path / "batches").stat().st_mode) == 0o700
+    store.note_claim(tmp_path / "new", 1, {})
+    assert stat.S_IMODE((tmp_path / "new" / "batches").stat().st_mode) == 0o700
 
 
 def test_forgetting_deletes_groups_and_rows_of_batches(folder, collecting, tmp_path):
