@@ -85,9 +85,7 @@ def make_batch(
             "(launch.traffic begin without --version) when it has ended."
         )
     if has_batch(workdir, release.number):
-        manifest = read_batch(workdir, release.number).manifest
-        shown = {name: value for name, value in manifest.items() if name != "sessions"}
-        return BatchProgress(len(manifest["sessions"]), 0, shown)
+        return _progress_of(workdir, release.number)
     versions = trainable_versions(folder.releases, rules.lag)
     held_to = SelectionRules(rules.horizon_s, versions, rows.longest, rows.route_shape)
     if release.state == "collecting":
@@ -124,7 +122,17 @@ def _build(
         template=_template(traffic),
         before=noted.get("dropped", {}),
     )
-    return BatchProgress(len(candidates), 0, build_batch(workdir, inputs))
+    build_batch(workdir, inputs)
+    # What was forgotten after it was read: the command that forgot it has not found the batch, which was not there yet.
+    forget_in_batches(workdir, traffic)
+    return _progress_of(workdir, release.number)
+
+
+def _progress_of(workdir: str | Path, number: int) -> BatchProgress:
+    """Returns that of a batch that is there."""
+    manifest = read_batch(workdir, number).manifest
+    shown = {name: value for name, value in manifest.items() if name != "sessions"}
+    return BatchProgress(len(manifest["sessions"]), 0, shown)
 
 
 def _select_free(

@@ -56,10 +56,11 @@ class _SessionGone(Exception):
     """A session was forgotten while the batch was built."""
 
 
-def build_batch(workdir: str | Path, inputs: BatchInputs) -> Mapping[str, Any]:
-    """Writes the batch of a release; returns its manifest without the rows of sessions.
+def build_batch(workdir: str | Path, inputs: BatchInputs) -> None:
+    """Writes the batch of a release.
 
-    A session that is forgotten meanwhile is left out, and the others get their numbers anew.
+    A session that is forgotten before it is written is left out, and the others get their numbers anew; one that is
+    forgotten later is in the batch, and the caller deletes it.
 
     Raises UserError as `weigh_sessions` does.
     """
@@ -71,7 +72,7 @@ def build_batch(workdir: str | Path, inputs: BatchInputs) -> Mapping[str, Any]:
             write_batch(workdir, inputs.release.number, manifest, _groups(selection.sessions, numbers, inputs))
         except _SessionGone:
             continue
-        return {name: value for name, value in manifest.items() if name != "sessions"}
+        return
 
 
 def _groups(sessions: Sequence[SelectedSession], numbers: BatchNumbers, inputs: BatchInputs) -> Iterator[PlayedGroup]:

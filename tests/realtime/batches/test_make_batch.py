@@ -214,6 +214,21 @@ def test_a_session_that_is_forgotten_meanwhile_is_in_no_batch(folder, collecting
     assert hashes == [hashlib.sha256(b'["s4"]').hexdigest()] * 2
 
 
+def test_a_session_that_is_forgotten_after_it_was_read_is_in_no_batch(folder, collecting, tmp_path, monkeypatch):
+    read = build.read_window
+
+    def forgets(candidate, horizon):
+        if candidate.record.session == "s3":
+            forget_traffic(tmp_path, [folder], session="s2")  # which finds no batch: it is not there yet
+        return read(candidate, horizon)
+
+    monkeypatch.setattr(build, "read_window", forgets)
+    assert make_batch(collecting, tmp_path, [folder], RULES).sessions == 7
+    batch = read_batch(tmp_path, 1)
+    assert [row["session"] for row in batch.manifest["sessions"]] == [f"s{i}" for i in range(8) if i != 2]
+    assert len(list((batch_folder(tmp_path, 1) / "groups").iterdir())) == 7
+
+
 def test_other_users_of_the_machine_do_not_reach_batches(folder, collecting, tmp_path):
     (tmp_path / "batches").mkdir(mode=0o755)  # of a program that left it open
     make_batch(collecting, tmp_path, [folder], RULES)
