@@ -324,7 +324,7 @@ def test_labels_of_other_labellers_are_refused(folder, new_traffic, collecting, 
     refuses(f"different labellers.*{ours} in .*1-0000 in", collecting, tmp_path, [folder, TrafficFolder(second.path)])
     with contextlib.closing(open_database(folder.path)) as database:
         LabelStore(database).insert([dataclasses.replace(label, labeller="7-0000", made=label.made + 9e9)])
-    refuses("of labeller 7-0000, and this program has version 1; label again", collecting, tmp_path, [folder])
+    refuses("of labeller 7-0000, and this program has version 2; label again", collecting, tmp_path, [folder])
 
 
 def test_traffic_of_another_chain_and_a_release_in_another_state_are_refused(new_traffic, collecting, tmp_path):
