@@ -9,6 +9,7 @@ of the machine, and `forget_sessions` deletes them.
 """
 
 import dataclasses
+import errno
 import hashlib
 import json
 import os
@@ -20,15 +21,22 @@ from typing import Any, overload
 
 from composer_jax.atomic_write import write_atomically
 from composer_jax.errors import UserError
-from composer_jax.rl.played_group import PlayedGroup, encode_group
+from composer_jax.rl.played_group import PlayedGroup, decode_group, encode_group
 
 FORMAT = 1
 FOLDER = "batches"
 MANIFEST = "batch.json"
 
 
+class SessionForgotten(UserError):
+    """A session was forgotten after its batch was read; the batch that is there now does not have it."""
+
+
 class StoredGroups(Sequence[PlayedGroup]):
-    """The groups of a batch, each of them read from its file when it is asked for."""
+    """The groups of a batch, each of them read from its file when it is asked for.
+
+    Raises SessionForgotten for a group that was deleted meanwhile, and UserError for one that is damaged.
+    """
 
     def __init__(self, folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         """rows: of the manifest's sessions."""
@@ -46,10 +54,20 @@ class StoredGroups(Sequence[PlayedGroup]):
             return StoredGroups(self._folder, self._rows[index])
         row = self._rows[index]
         file = group_file(self._folder, row["group"])
-        group = PlayedGroup.read(file)
-        if hashlib.sha256(file.read_bytes()).hexdigest() != row["sha256"]:
+        try:
+            data = file.read_bytes()
+        except FileNotFoundError as error:
+            if row["session"] in {one["session"] for one in _read_json(self._folder / MANIFEST)["sessions"]}:
+                raise UserError(f"{file} is missing; restore it from a copy.") from error
+            raise SessionForgotten(
+                f"a session of {self._folder} was forgotten while its batch was in use; run the command again, which "
+                "goes on without it."
+            ) from error
+        except OSError as error:
+            raise UserError(f"{file} cannot be read: {error.strerror}; restore it from a copy.") from error
+        if hashlib.sha256(data).hexdigest() != row["sha256"]:
             raise UserError(f"{file} is not the group that {self._folder / MANIFEST} names; restore it from a copy.")
-        return group
+        return decode_group(PlayedGroup, data)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,6 +142,8 @@ def write_batch(workdir: str | Path, number: int, manifest: Mapping[str, Any], g
         temporary.rename(folder)
         _sync(folder.parent)
     except OSError as error:
+        if error.errno == errno.ENOTEMPTY:
+            raise UserError(f"cannot write {folder}: a folder without {MANIFEST} is there; move it away.") from error
         raise UserError(f"cannot write {folder}: {error.strerror}; free some space.") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -70,7 +70,7 @@ def _rolled_back(
     back = {release.version} - {None, release.anchor}
     rollback = release.rollback
     if rollback is None or row["as"] != rollback["as"]:
-        return bad | {one for one in back if one is not None}  # an earlier rollback of the release; its file has no more
+        return bad | {one for one in back if one is not None}  # an earlier one; the file has no more of it
     named: int = rollback["to"]
     to = weights.get(named, named)
     weights[rollback["as"]] = to
