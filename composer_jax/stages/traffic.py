@@ -167,8 +167,8 @@ def forget_traffic(
 def forget_in_batches(workdir: str | Path, folders: Sequence[TrafficFolder], now: float = -math.inf) -> list[str]:
     """Deletes from the batches of a workdir what the folders no longer may have; returns the ids of the sessions.
 
-    These are sessions with a tombstone, those of a forgotten user, and those that are older than the folders keep
-    theirs at `now`, Unix seconds.
+    These are sessions with a tombstone, those of a forgotten user, and those that are older at `now`, Unix seconds,
+    than their folder kept them when the batch was made, or any folder does now.
     """
     sessions: set[str] = set()
     users: dict[str, float] = {}
@@ -179,12 +179,14 @@ def forget_in_batches(workdir: str | Path, folders: Sequence[TrafficFolder], now
                     users[name] = max(when, users.get(name, when))
                 else:
                     sessions.add(name)
-    days = max((folder.policy.retention_days for folder in folders), default=math.inf)
-    oldest = now - (days + 1) * DAY_S  # a session is kept until the day on which it opened is over so many days ago
+    longest = max((folder.policy.retention_days for folder in folders), default=math.inf)
 
     def is_gone(row: Mapping[str, Any]) -> bool:
         was_forgotten = row["opened"] <= users.get(row["user"], -math.inf)
-        return row["session"] in sessions or was_forgotten or row["opened"] < oldest
+        own = row.get("retention_days")
+        days = longest if own is None else min(own, longest)
+        # A session is kept until the day on which it opened is over so many days ago.
+        return row["session"] in sessions or was_forgotten or row["opened"] < now - (days + 1) * DAY_S
 
     return forget_sessions(workdir, is_gone)
 

@@ -6,13 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from composer_jax.checkpoint.address import PATCHES_PREFIX
+from composer_jax.checkpoint.checkpoint import open_checkpoint
 from composer_jax.checkpoint.weight_chain import ChainFiles
 from composer_jax.errors import UserError
 from composer_jax.realtime.batches.advantages import weigh_sessions
-from composer_jax.realtime.batches.build import BatchInputs, build_batch, require_versions
+from composer_jax.realtime.batches.build import BatchInputs, SessionsGone, build_batch, require_versions
 from composer_jax.realtime.batches.rules import BatchRules
 from composer_jax.realtime.batches.selection import LabelledSession, Selection, SelectionRules, select_sessions
-from composer_jax.realtime.batches.store import has_batch, note_claim, read_batch, read_claim
+from composer_jax.realtime.batches.store import batch_folder, has_batch, note_claim, read_batch, read_claim
 from composer_jax.realtime.batches.versions import trainable_versions
 from composer_jax.realtime.labels.label_sessions import LABELLER_VERSION
 from composer_jax.realtime.labels.store import LabelStore
@@ -20,6 +22,7 @@ from composer_jax.realtime.release.releases import Release, ReleaseFolder
 from composer_jax.schema.run_config import run_config
 from composer_jax.serve.traffic.database import open_database
 from composer_jax.serve.traffic.folder import TrafficFolder
+from composer_jax.serve.traffic.policy import text_fingerprint
 from composer_jax.stages.traffic import forget_in_batches
 from composer_jax.storage.workdir import read_run_config
 
@@ -75,19 +78,23 @@ def make_batch(
 
     Raises:
       UserError: no release collects, the labels are of several labellers or of another one than this program has, the
-        traffic is of another chain, or as `weigh_sessions` does. Nothing has changed then.
+        traffic is of another chain, or as `weigh_sessions` does. The release has not changed then.
+      SessionsGone: fewer than two of the claimed sessions are left. The release is `failed` then.
     """
     release, rows = folder.last, rows or LearnerRows()
-    forget_in_batches(workdir, traffic, folder.clock())
     if release.state not in ("collecting", "labelled"):
         raise UserError(
             f"release {release.number} is {release.state}, and a batch is for one that collects; begin another release "
             "(launch.traffic begin without --version) when it has ended."
         )
+    if release.state == "collecting" and has_batch(workdir, release.number):
+        raise UserError(
+            f"release {release.number} collects, and {batch_folder(workdir, release.number)} has a batch of it: "
+            "restore the release's file of after its sessions were claimed, or move that folder away."
+        )
+    forget_in_batches(workdir, traffic, folder.clock())
     if has_batch(workdir, release.number):
-        manifest = read_batch(workdir, release.number).manifest
-        shown = {name: value for name, value in manifest.items() if name != "sessions"}
-        return BatchProgress(len(manifest["sessions"]), 0, shown)
+        return _progress_of(workdir, release.number)
     versions = trainable_versions(folder.releases, rules.lag)
     held_to = SelectionRules(rules.horizon_s, versions, rows.longest, rows.route_shape)
     if release.state == "collecting":
@@ -124,14 +131,28 @@ def _build(
         template=_template(traffic),
         before=noted.get("dropped", {}),
     )
-    return BatchProgress(len(candidates), 0, build_batch(workdir, inputs))
+    try:
+        build_batch(workdir, inputs)
+    except SessionsGone as error:
+        folder.move("failed", str(error))
+        raise
+    # What was forgotten after it was read: the command that forgot it has not found the batch, which was not there yet.
+    forget_in_batches(workdir, traffic)
+    return _progress_of(workdir, release.number)
+
+
+def _progress_of(workdir: str | Path, number: int) -> BatchProgress:
+    """Returns that of a batch that is there."""
+    manifest = read_batch(workdir, number).manifest
+    shown = {name: value for name, value in manifest.items() if name != "sessions"}
+    return BatchProgress(len(manifest["sessions"]), 0, shown)
 
 
 def _select_free(
     folder: ReleaseFolder, traffic: Sequence[TrafficFolder], rules: BatchRules, held_to: SelectionRules
 ) -> tuple[Selection, str]:
     """Returns what can be trained of the labelled sessions that no release has claimed, and their labeller."""
-    _template(traffic)
+    _require_template(_template(traffic), folder.last.chain)
     labeller = _newest_labeller(traffic, rules.horizon_s)
     taken = {session for release in folder.releases for session in release.sessions}
     candidates = [one for one in _candidates(traffic, rules.horizon_s, labeller) if one.record.session not in taken]
@@ -156,7 +177,8 @@ def _candidates(traffic: Sequence[TrafficFolder], horizon: float, labeller: str)
             if record := records.get(label.session):
                 organisation = organisations.get(record.organisation)
                 consent = organisation.consent if organisation else None
-                found[label.session] = LabelledSession(label, record, folder, consent)
+                days = folder.policy.retention_days
+                found[label.session] = LabelledSession(label, record, folder, consent, days)
     return sorted(found.values(), key=lambda one: (one.record.opened, one.record.session))
 
 
@@ -197,11 +219,39 @@ def _template(traffic: Sequence[TrafficFolder]) -> str:
     return next(iter(templates), "")
 
 
+def _require_template(template: str, chain: str) -> None:
+    """Raises UserError for traffic of a model with another tokenizer or template than that of a chain's versions.
+
+    A chain without a tokenizer beside its versions is not compared.
+    """
+    checkpoint = open_checkpoint(f"{PATCHES_PREFIX}{chain}")
+    if not template or checkpoint.tokenizer_files() is None:
+        return
+    if (ours := text_fingerprint(checkpoint.text)) != template:
+        raise UserError(
+            f"{chain} has another tokenizer or template ({ours}) than the traffic ({template}): this is the traffic of "
+            "another chain; give the --traffic of its servers."
+        )
+
+
 def describe_progress(release: Release, progress: BatchProgress, rules: BatchRules) -> str:
-    """Returns in one sentence how far the batch of a release is."""
+    """Returns in sentences how far the batch of a release is, and what to look at before it is trained."""
     if progress.manifest is None:
         return (
             f"{progress.sessions} of {rules.min_sessions} sessions are labelled and can be trained; {progress.missing} "
             "more are needed."
         )
-    return f"release {release.number} learns from {progress.sessions} sessions."
+    monitors, left_out = progress.manifest["monitors"], progress.manifest["drops"]["sessions"]
+    sentences = [
+        f"release {release.number} learns from {progress.sessions} sessions.",
+        f"Their tokens are those of {monitors['effective_users']:.3g} effective users.",
+    ]
+    if left_out:
+        listed = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
+        sentences.append(f"Sessions that were left out, by reason: {listed}.")
+    if changes := monitors["direction"]["changes_sign"]:
+        sentences.append(
+            f"Without {', '.join(changes)} it would move kept edits the other way; look at monitors.direction of "
+            "batch.json before it is trained."
+        )
+    return " ".join(sentences)

@@ -30,6 +30,8 @@ from composer_jax.realtime.batches.turn_tree import session_transcript
 from composer_jax.realtime.release.releases import Release, served_versions
 from composer_jax.rl.played_group import PlayedGroup
 
+LEAST_SESSIONS = 2
+"""Of a batch: a baseline is that of other sessions."""
 FAMILY = "traffic"
 """Of the episodes, beside the families of tasks."""
 
@@ -52,26 +54,38 @@ class BatchInputs:
     """{"sessions", "turns"}: reasons and counts of what was dropped with sessions that the release did not claim."""
 
 
+class SessionsGone(UserError):
+    """Fewer than two of the sessions that a release has claimed are left: it will never have a batch."""
+
+
 class _SessionGone(Exception):
     """A session was forgotten while the batch was built."""
 
 
-def build_batch(workdir: str | Path, inputs: BatchInputs) -> Mapping[str, Any]:
-    """Writes the batch of a release; returns its manifest without the rows of sessions.
+def build_batch(workdir: str | Path, inputs: BatchInputs) -> None:
+    """Writes the batch of a release.
 
-    A session that is forgotten meanwhile is left out, and the others get their numbers anew.
+    A session that is forgotten before it is written is left out, and the others get their numbers anew; one that is
+    forgotten later is in the batch, and the caller deletes it.
 
-    Raises UserError as `weigh_sessions` does.
+    Raises:
+      SessionsGone: fewer than two sessions are left.
+      UserError: as `weigh_sessions` does.
     """
     while True:
         selection = select_sessions(inputs.candidates, inputs.selection)
+        if (left := len(selection.sessions)) < LEAST_SESSIONS:
+            raise SessionsGone(
+                f"{left} of the {len(inputs.release.sessions)} sessions that release {inputs.release.number} has "
+                f"claimed can still be trained, and a baseline needs {LEAST_SESSIONS}; begin another release."
+            )
         numbers = weigh_sessions(selection.sessions, inputs.rules)
         manifest = _manifest(inputs, selection, numbers)
         try:
             write_batch(workdir, inputs.release.number, manifest, _groups(selection.sessions, numbers, inputs))
         except _SessionGone:
             continue
-        return {name: value for name, value in manifest.items() if name != "sessions"}
+        return
 
 
 def _groups(sessions: Sequence[SelectedSession], numbers: BatchNumbers, inputs: BatchInputs) -> Iterator[PlayedGroup]:
@@ -152,6 +166,7 @@ def _row(session: SelectedSession, numbers: BatchNumbers, number: int, turns: Se
         "repository": record.repository,
         "organisation": record.organisation,
         "opened": record.opened,
+        "retention_days": session.candidate.retention_days,
         "bucket": label.bucket,
         "reward": reward.value,
         "terms": dict(reward.terms),

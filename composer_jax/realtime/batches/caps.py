@@ -73,7 +73,7 @@ def cap_weights(tokens: np.ndarray, caps: Sequence[Cap]) -> np.ndarray:
         )
         raise UserError(
             f"the caps leave {left:.0%} of the trained tokens, and must leave {LEAST_PART:.0%}; wait for sessions of "
-            f"others, or use {working}."
+            f"others, or use {working}; these are flags of launch.traffic batch and fields of traffic.batch."
         )
     return weights
 
@@ -102,7 +102,7 @@ def _solve(tokens: np.ndarray, caps: Sequence[Cap]) -> np.ndarray:
         level = (1 - stopped.sum()) / rising.sum()
         full = [_full_at(cap, rising, stopped) for cap in limiting]
         first = min((at.min(initial=np.inf) for at in full), default=np.inf)
-        if level <= first:
+        if level <= first * (1 + TOLERANCE):  # equal but for rounding where 1 / share groups have all sessions
             return np.minimum(1.0, levels / level)
         for cap, at in zip(limiting, full, strict=True):
             is_full = np.append(at <= first * (1 + TOLERANCE), False)  # the last one is of sessions in no group

@@ -61,8 +61,8 @@ class BatchRules:
                 )
         if not 0 <= self.gamma <= 1:
             raise UserError(f"traffic.batch.gamma={self.gamma} is not between 0 and 1.")
-        if not self.advantage_limit > 0:
+        if not (math.isfinite(self.advantage_limit) and self.advantage_limit > 0):
             raise UserError(
-                f"traffic.batch.advantage_limit={self.advantage_limit} trains nothing; use a number above 0."
+                f"traffic.batch.advantage_limit={self.advantage_limit} is no limit; use a finite number above 0."
             )
         check_features(self.features)

@@ -46,6 +46,8 @@ class LabelledSession:
     reader: TrafficReader
     consent: Consent | None = None
     """What its organisation allows now; None for a session of no organisation."""
+    retention_days: int | None = None
+    """After which its folder deletes it; None is never."""
 
 
 @dataclasses.dataclass(frozen=True)

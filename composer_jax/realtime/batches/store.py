@@ -4,10 +4,12 @@
     WORKDIR/batches/0003/groups/00000017.json.zst a session as a PlayedGroup of one episode (rl/played_group.py)
     WORKDIR/batches/0003.claim.json               what was decided before the release claimed its sessions
 
-A batch is there whole, or not at all. It holds copies of users' conversations: `forget_sessions` deletes them.
+A batch is there whole, or not at all. It holds copies of users' conversations: WORKDIR/batches is closed to other users
+of the machine, and `forget_sessions` deletes them.
 """
 
 import dataclasses
+import errno
 import hashlib
 import json
 import os
@@ -19,15 +21,22 @@ from typing import Any, overload
 
 from composer_jax.atomic_write import write_atomically
 from composer_jax.errors import UserError
-from composer_jax.rl.played_group import PlayedGroup, encode_group
+from composer_jax.rl.played_group import PlayedGroup, decode_group, encode_group
 
 FORMAT = 1
 FOLDER = "batches"
 MANIFEST = "batch.json"
 
 
+class SessionForgotten(UserError):
+    """A session was forgotten after its batch was read; the batch that is there now does not have it."""
+
+
 class StoredGroups(Sequence[PlayedGroup]):
-    """The groups of a batch, each of them read from its file when it is asked for."""
+    """The groups of a batch, each of them read from its file when it is asked for.
+
+    Raises SessionForgotten for a group that was deleted meanwhile, and UserError for one that is damaged.
+    """
 
     def __init__(self, folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         """rows: of the manifest's sessions."""
@@ -45,10 +54,20 @@ class StoredGroups(Sequence[PlayedGroup]):
             return StoredGroups(self._folder, self._rows[index])
         row = self._rows[index]
         file = group_file(self._folder, row["group"])
-        group = PlayedGroup.read(file)
-        if hashlib.sha256(file.read_bytes()).hexdigest() != row["sha256"]:
+        try:
+            data = file.read_bytes()
+        except FileNotFoundError as error:
+            if row["session"] in {one["session"] for one in _read_json(self._folder / MANIFEST)["sessions"]}:
+                raise UserError(f"{file} is missing; restore it from a copy.") from error
+            raise SessionForgotten(
+                f"a session of {self._folder} was forgotten while its batch was in use; run the command again, which "
+                "goes on without it."
+            ) from error
+        except OSError as error:
+            raise UserError(f"{file} cannot be read: {error.strerror}; restore it from a copy.") from error
+        if hashlib.sha256(data).hexdigest() != row["sha256"]:
             raise UserError(f"{file} is not the group that {self._folder / MANIFEST} names; restore it from a copy.")
-        return group
+        return decode_group(PlayedGroup, data)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +125,7 @@ def write_batch(workdir: str | Path, number: int, manifest: Mapping[str, Any], g
     manifest: its "sessions" has a row for each group, in their order, which gets the group's number and hash.
     """
     folder = batch_folder(workdir, number)
+    _close_folder(folder.parent)
     _remove_left(folder)
     temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}")
     try:
@@ -122,6 +142,8 @@ def write_batch(workdir: str | Path, number: int, manifest: Mapping[str, Any], g
         temporary.rename(folder)
         _sync(folder.parent)
     except OSError as error:
+        if error.errno == errno.ENOTEMPTY:
+            raise UserError(f"cannot write {folder}: a folder without {MANIFEST} is there; move it away.") from error
         raise UserError(f"cannot write {folder}: {error.strerror}; free some space.") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -166,13 +188,26 @@ def claim_file(workdir: str | Path, number: int) -> Path:
 
 def note_claim(workdir: str | Path, number: int, content: Mapping[str, Any]) -> None:
     """Writes what was decided before a release claims its sessions, so that a killed process loses none of it."""
-    write_atomically(claim_file(workdir, number), (json.dumps(content, indent=1) + "\n").encode())
+    file = claim_file(workdir, number)
+    _close_folder(file.parent)
+    write_atomically(file, (json.dumps(content, indent=1) + "\n").encode())
 
 
 def read_claim(workdir: str | Path, number: int) -> dict[str, Any]:
     """Returns what `note_claim` wrote; {} without."""
     file = claim_file(workdir, number)
     return _read_json(file) if file.exists() else {}
+
+
+def _close_folder(folder: Path) -> None:
+    """Makes the folder of all batches; nobody else reaches the files in it."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)  # it may be there already, with another mode
+    except OSError as error:
+        raise UserError(
+            f"cannot close {folder} to other users: {error.strerror}; give a --workdir whose owner you are."
+        ) from error
 
 
 def _remove_left(folder: Path) -> None:

@@ -43,7 +43,7 @@ def trainable_versions(releases: Sequence[Release], lag: int) -> TrainableVersio
     """Returns the last 1 + lag versions that served all users, as the files of the releases say.
 
     A rollback publishes older weights under a new number; both numbers are one version here, and what served in
-    between, or was the candidate, is none.
+    between, or was the candidate, is none, until a later rollback goes back to it.
     """
     weights: dict[int, int] = {}
     """Version -> the oldest version with the same weights."""
@@ -54,7 +54,7 @@ def trainable_versions(releases: Sequence[Release], lag: int) -> TrainableVersio
             if row["state"] == "released" and release.version is not None:
                 served.append(release.version)
             elif row["state"] == "rolled_back":
-                bad |= _rolled_back(release, row, served, weights)
+                bad = _rolled_back(release, row, served, weights, bad)
                 served.append(row["as"])
     good = [version for one in reversed(served) if (version := weights.get(one, one)) not in bad]
     last = set(list(dict.fromkeys(good))[: 1 + lag])
@@ -64,19 +64,19 @@ def trainable_versions(releases: Sequence[Release], lag: int) -> TrainableVersio
 
 
 def _rolled_back(
-    release: Release, row: Mapping[str, object], served: Sequence[int], weights: dict[int, int]
+    release: Release, row: Mapping[str, object], served: Sequence[int], weights: dict[int, int], bad: set[int]
 ) -> set[int]:
-    """Returns what a rollback took back, and notes in `weights` what it published."""
+    """Returns what is taken back after a rollback, of `bad` before it, and notes in `weights` what it published."""
     back = {release.version} - {None, release.anchor}
     rollback = release.rollback
     if rollback is None or row["as"] != rollback["as"]:
-        return {one for one in back if one is not None}  # an earlier rollback of the release; its file has no more
+        return bad | {one for one in back if one is not None}  # an earlier one; the file has no more of it
     named: int = rollback["to"]
     to = weights.get(named, named)
     weights[rollback["as"]] = to
     roots = [weights.get(one, one) for one in served]
     after = roots[len(roots) - roots[::-1].index(to) :] if to in roots else []
-    return {one for one in (*back, *after) if one is not None and one != to}
+    return {one for one in (*bad, *back, *after) if one is not None and one != to}
 
 
 def _canaries(releases: Sequence[Release], weights: Mapping[int, int]) -> list[CanarySpan]:

@@ -55,7 +55,8 @@ def edit_weight(traffic: SessionTraffic, horizon: float, context: LabelContext) 
 def accept_share(traffic: SessionTraffic, horizon: float, context: LabelContext) -> Signal:
     """Returns accepted hunks / shown hunks; the last word about a hunk counts.
 
-    It has the parts of single answers where every event `shown` names one.
+    It has the parts of single answers where every event `shown` names one. There a hunk is that of the last answer that
+    showed it: what the user accepted is no line of an answer that was overwritten.
     """
     shown = {hunk for event in events_of(traffic, "shown") for hunk in event.payload["hunks"]}
     if not shown:
@@ -65,11 +66,14 @@ def accept_share(traffic: SessionTraffic, horizon: float, context: LabelContext)
         for event in events_of(traffic, "accepted", "rejected")
         for hunk in event.payload["hunks"]
     }
+    if not all(event.turn for event in events_of(traffic, "shown")):
+        return observed(_accepted(shown, verdicts))
+    last_shown = {hunk: event.turn for event in events_of(traffic, "shown") for hunk in event.payload["hunks"]}
     by_turn: dict[str, set[str]] = {}
-    for event in events_of(traffic, "shown"):
-        by_turn.setdefault(event.turn, set()).update(event.payload["hunks"])
-    shares = {answer: _accepted(hunks, verdicts) for answer, hunks in by_turn.items() if hunks}
-    return observed(_accepted(shown, verdicts), by_turn={} if "" in by_turn else shares)
+    for hunk, answer in last_shown.items():
+        by_turn.setdefault(answer, set()).add(hunk)
+    parts = {answer: _accepted(hunks, verdicts) for answer, hunks in by_turn.items()}
+    return observed(_accepted(shown, verdicts), by_turn=parts)
 
 
 def _accepted(hunks: Collection[str], verdicts: Mapping[str, bool]) -> float:

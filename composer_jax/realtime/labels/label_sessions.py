@@ -21,7 +21,7 @@ from composer_jax.realtime.labels.store import Label, LabelStore
 from composer_jax.realtime.labels.window import GRACE_S, label_window
 from composer_jax.serve.traffic.records import SessionRecord, SessionTraffic
 
-LABELLER_VERSION = 1
+LABELLER_VERSION = 2
 """Raised when the meaning of a signal changes."""
 DAY_S = 86_400.0
 AT_ONCE = 50

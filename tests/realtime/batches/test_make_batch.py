@@ -5,14 +5,24 @@ import dataclasses
 import hashlib
 import json
 import shutil
+import stat
 
 import numpy as np
 import pytest
 
+from composer_jax.checkpoint.checkpoint import describe_versions
 from composer_jax.errors import UserError
+from composer_jax.models.model_def import ModelDef
 from composer_jax.realtime.batches import build, store
+from composer_jax.realtime.batches.build import SessionsGone
 from composer_jax.realtime.batches.rules import BatchRules
-from composer_jax.realtime.batches.store import batch_folder, forget_sessions, read_batch, require_batch_of
+from composer_jax.realtime.batches.store import (
+    SessionForgotten,
+    batch_folder,
+    forget_sessions,
+    read_batch,
+    require_batch_of,
+)
 from composer_jax.realtime.labels.store import LabelStore
 from composer_jax.realtime.release.releases import ReleaseFolder
 from composer_jax.rl.algorithm import GivenAdvantage
@@ -27,6 +37,7 @@ from launch import traffic as traffic_command
 from tests.launch.in_process import run_here
 from tests.realtime.batches.conftest import BEGAN, H
 from tests.realtime.batches.test_turn_tree import SHAPE, routes_of
+from tests.stages.base_model import NETWORK, write_base
 
 RULES = BatchRules(min_sessions=6, cap_user=1.0, cap_repository=1.0, cap_organisation=1.0)
 
@@ -213,12 +224,39 @@ def test_a_session_that_is_forgotten_meanwhile_is_in_no_batch(folder, collecting
     assert hashes == [hashlib.sha256(b'["s4"]').hexdigest()] * 2
 
 
+def test_a_session_that_is_forgotten_after_it_was_read_is_in_no_batch(folder, collecting, tmp_path, monkeypatch):
+    read = build.read_window
+
+    def forgets(candidate, horizon):
+        if candidate.record.session == "s3":
+            forget_traffic(tmp_path, [folder], session="s2")  # which finds no batch: it is not there yet
+        return read(candidate, horizon)
+
+    monkeypatch.setattr(build, "read_window", forgets)
+    assert make_batch(collecting, tmp_path, [folder], RULES).sessions == 7
+    batch = read_batch(tmp_path, 1)
+    assert [row["session"] for row in batch.manifest["sessions"]] == [f"s{i}" for i in range(8) if i != 2]
+    assert len(list((batch_folder(tmp_path, 1) / "groups").iterdir())) == 7
+
+
+def test_other_users_of_the_machine_do_not_reach_batches(folder, collecting, tmp_path):
+    (tmp_path / "batches").mkdir(mode=0o755)  # of a program that left it open
+    make_batch(collecting, tmp_path, [folder], RULES)
+    assert stat.S_IMODE((tmp_path / "batches").stat().st_mode) == 0o700
+    store.note_claim(tmp_path / "new", 1, {})
+    assert stat.S_IMODE((tmp_path / "new" / "batches").stat().st_mode) == 0o700
+
+
 def test_forgetting_deletes_groups_and_rows_of_batches(folder, collecting, tmp_path):
     make_batch(collecting, tmp_path, [folder], RULES)
     file = store.group_file(batch_folder(tmp_path, 1), 2)
+    in_use = read_batch(tmp_path, 1).groups
     assert file.exists() and forget_sessions(tmp_path, lambda row: row["session"] == "s2") == ["s2"]
     batch = read_batch(tmp_path, 1)
     assert not file.exists() and len(batch.groups) == 7 and batch.manifest["forgotten"] == 1
+    with pytest.raises(SessionForgotten, match="was forgotten while its batch was in use"):
+        in_use[2]
+    assert in_use[3].number == 3
     assert [group.number for group in batch.groups] == [0, 1, 3, 4, 5, 6, 7]
     assert b'"s2"' not in (batch_folder(tmp_path, 1) / "batch.json").read_bytes()
     assert forget_sessions(tmp_path, lambda row: row["session"] == "s2") == []
@@ -244,6 +282,79 @@ def test_forgotten_users_and_old_sessions_leave_batches(folder, collecting, tmp_
         assert len(names()) == left
 
 
+def test_a_session_is_kept_as_long_as_its_own_folder_keeps_it(folder, new_traffic, collecting, tmp_path):
+    long = new_traffic("long")
+    long.answer("t", [1, 2], [10], user="v")
+    short_policy, long_policy = (path / "policy.json" for path in (folder.path, long.path))
+    policies = [TrafficFolder(folder.path), long.label()]
+    for file, days in ((short_policy, 7), (long_policy, 90)):
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"retention_days": days}))
+    policies = [TrafficFolder(one.path) for one in policies]
+    make_batch(collecting, tmp_path, policies, RULES)
+    names = lambda: [row["session"] for row in read_batch(tmp_path, 1).manifest["sessions"]]  # noqa: E731
+    assert len(names()) == 9
+    collecting.clock = lambda: BEGAN + 9 * 24 * H
+    make_batch(collecting, tmp_path, policies, RULES)
+    assert names() == ["t"]
+
+
+def test_a_release_whose_sessions_have_gone_is_failed(folder, collecting, tmp_path, monkeypatch):
+    class Killed(BaseException):
+        pass
+
+    def killed(*_):
+        raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(store, "encode_group", killed)
+        make_batch(collecting, tmp_path, [folder], RULES)
+    assert collecting.last.state == "labelled"
+    for i in range(1, 8):
+        forget(folder.path, session=f"s{i}")
+    with pytest.raises(SessionsGone, match="1 of the 8 sessions that release 1 has claimed can still be trained"):
+        make_batch(collecting, tmp_path, [folder], RULES)
+    assert collecting.last.state == "failed"
+    assert collecting.begin(collecting.last.chain).state == "collecting"
+
+
+def test_a_batch_beside_a_release_that_collects_is_named(folder, chain, tmp_path):
+    file = tmp_path / "releases" / "0001.json"
+    with ReleaseFolder(tmp_path, by="test", clock=lambda: BEGAN + 100 * H) as releases:
+        releases.begin(chain, 3)
+        before = file.read_bytes()
+        make_batch(releases, tmp_path, [folder], RULES)
+    file.write_bytes(before)  # a copy of before the claim
+    with ReleaseFolder(tmp_path, by="test", clock=lambda: BEGAN + 100 * H) as releases:
+        refuses("release 1 collects, and .*batches/0001 has a batch of it", releases, tmp_path, [folder])
+
+
+def test_a_folder_in_the_way_of_a_batch_is_named(folder, collecting, tmp_path):
+    (batch_folder(tmp_path, 1) / "groups").mkdir(parents=True)
+    with pytest.raises(UserError, match="batches/0001: a folder without batch.json is there; move it away"):
+        make_batch(collecting, tmp_path, [folder], RULES)
+
+
+def test_the_progress_says_what_to_look_at(folder, collecting, tmp_path):
+    progress = make_batch(collecting, tmp_path, [folder], RULES)
+    said = describe_progress(collecting.last, progress, RULES)
+    assert "effective users. Sessions that were left out, by reason: 1 sampling." in said and "Without" not in said
+    monitors = progress.manifest["monitors"] | {"direction": {"changes_sign": ["one", "two"]}}
+    turned = dataclasses.replace(progress, manifest=progress.manifest | {"monitors": monitors})
+    assert "Without one, two it would move kept edits the other way" in describe_progress(
+        collecting.last, turned, RULES
+    )
+
+
+def test_traffic_of_another_tokenizer_than_the_chain_is_refused(folder, collecting, chain, tmp_path):
+    write_base(tmp_path / "run" / "base")
+    describe_versions(chain, ModelDef(NETWORK), str(tmp_path / "run"))
+    assert make_batch(collecting, tmp_path, [folder], dataclasses.replace(RULES, min_sessions=20)).sessions == 8
+    file = folder.path / "policy.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"fingerprint": "other"}))
+    other = TrafficFolder(folder.path)
+    refuses(r"weights has another tokenizer or template .* \(other\)", collecting, tmp_path, [other])
+
+
 def test_the_next_release_does_not_learn_from_the_same_sessions(folder, collecting, tmp_path):
     make_batch(collecting, tmp_path, [folder], RULES)
     collecting.move("failed", "for the test")
@@ -266,7 +377,10 @@ def test_damaged_and_foreign_batches_are_named(folder, collecting, tmp_path, cha
     with pytest.raises(UserError, match="is not the group that"):
         batch.groups[1]
     two.write_bytes(b"x")
-    with pytest.raises(UserError, match="damaged"):
+    with pytest.raises(UserError, match="is not the group that"):
+        batch.groups[1]
+    two.unlink()
+    with pytest.raises(UserError, match="00000001.json.zst is missing; restore it"):
         batch.groups[1]
     assert batch.groups[0].number == 0 and [group.number for group in batch.groups[2:4]] == [2, 3]
     file = batch_folder(tmp_path, 1) / "batch.json"
@@ -300,7 +414,7 @@ def test_labels_of_other_labellers_are_refused(folder, new_traffic, collecting, 
     refuses(f"different labellers.*{ours} in .*1-0000 in", collecting, tmp_path, [folder, TrafficFolder(second.path)])
     with contextlib.closing(open_database(folder.path)) as database:
         LabelStore(database).insert([dataclasses.replace(label, labeller="7-0000", made=label.made + 9e9)])
-    refuses("of labeller 7-0000, and this program has version 1; label again", collecting, tmp_path, [folder])
+    refuses("of labeller 7-0000, and this program has version 2; label again", collecting, tmp_path, [folder])
 
 
 def test_traffic_of_another_chain_and_a_release_in_another_state_are_refused(new_traffic, collecting, tmp_path):

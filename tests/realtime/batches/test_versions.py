@@ -65,6 +65,23 @@ COLLECTING = ("collecting", 9000.0)
             ],
             {0: {5, 6}, 1: {4, 5, 6}},
         ),
+        # 5 was rolled back to 4 as 6, and that to 5 as 7: 5 serves again. What 6 was, the file says no more.
+        (
+            [
+                release(
+                    1,
+                    4,
+                    5,
+                    ("canary", 1200.0),
+                    ("released", 1500.0),
+                    ("rolled_back", 1600.0, {"as": 6}),
+                    ("rolled_back", 1700.0, {"as": 7}),
+                    rollback={"to": 5, "as": 7},
+                ),
+                release(2, 7, None, COLLECTING),
+            ],
+            {0: {5, 7}, 1: {4, 5, 7}},
+        ),
         ([served(1, 4, 5), release(2, 5, 6, ("trained", 2000.0), ("failed", 2100.0))], {0: {5}, 1: {4, 5}}),
     ],
 )

@@ -83,6 +83,13 @@ def test_accept_share_takes_the_last_word_about_a_hunk():
         event("rejected", 102, "a1", hunks=["b", "c"]),
     ]
     assert value_of("accept_share", events=events) == observed(0.25, by_turn={"a1": 0.25})
+    again = [event("shown", 200, "a2", hunks=["d", "e"]), event("accepted", 201, "a2", hunks=["d"])]  # d is a2's now
+    parts = {"a1": pytest.approx(1 / 3), "a2": 0.5}
+    assert value_of("accept_share", events=[*events, *again]) == observed(0.4, by_turn=parts)
+    replaced = [event("shown", 300, "a2", hunks=["a", "b", "c"])]  # nothing of a1 is left
+    assert value_of("accept_share", events=[*events, *again, *replaced]) == observed(0.4, by_turn={"a2": 0.4})
+    nameless = [event("shown", 300, hunks=["a"])]
+    assert value_of("accept_share", events=[*events, *again, *nameless]) == observed(0.4)
     assert value_of("accept_share", events=[SEEN]).state == "undefined"
     assert value_of("accept_share").state == "censored"
     assert value_of("accept_share", events=[measured(100 + H)]).state == "censored"  # that program shows no hunks
