@@ -36,10 +36,10 @@ LOOK_S = 300.0
 
 @dataclasses.dataclass(frozen=True)
 class Deployment:
-    """What a cycle meets outside its workdir."""
+    """Servers, traffic and judge of a cycle."""
 
     folders: Sequence[TrafficFolder]
-    """Traffic of all servers."""
+    """Traffic of all servers; each transition opens them anew, so that it has the policies of now."""
     servers: Sequence[str] = ()
     """Addresses of the candidate's servers, which must have a version before users get it."""
     router: str = ""
@@ -81,6 +81,9 @@ def advance(run: Run, folder: ReleaseFolder, deployment: Deployment) -> CycleSte
     Raises:
       UserError: as the stages do whose transition it is; nothing is lost then.
     """
+    # A cycle runs for weeks; an organisation may withdraw its consent, or shorten its retention, meanwhile.
+    folders = [TrafficFolder(opened.path) for opened in deployment.folders]
+    deployment = dataclasses.replace(deployment, folders=folders)
     if not folder.releases or folder.last.state in ENDED:
         waits_for = _begin(run, folder, deployment)
     else:

@@ -19,6 +19,8 @@ from composer_jax.realtime.release.canary import CanaryRules, LabelRow, ServerNo
 from composer_jax.realtime.release.gate import GateRules
 from composer_jax.realtime.release.releases import ReleaseFolder, read_releases
 from composer_jax.realtime.release.steps import approve
+from composer_jax.serve.traffic.database import NAME
+from composer_jax.serve.traffic.folder import TrafficFolder
 from composer_jax.stages import traffic_cycle
 from composer_jax.stages.traffic_batch import BatchProgress
 from composer_jax.stages.traffic_cycle import Deployment, advance, run_cycle
@@ -121,13 +123,13 @@ def stages(tmp_path, monkeypatch):
     return fakes
 
 
-def turn(stages, **deployment):
+def turn(stages, folders=(), **deployment):
     """Takes one step in a process of its own, an hour after the one before."""
     stages.now += 3600
     clock = lambda: stages.now  # noqa: E731
     options = {"servers": ["http://candidate"], "skip_aa": True, "clock": clock} | deployment
     with ReleaseFolder(stages.path, by="test", clock=clock, learner=lambda _: stages.learner) as folder:
-        return advance(stages.run, folder, Deployment([], **options))
+        return advance(stages.run, folder, Deployment(folders, **options))
 
 
 def turns(stages, count, **deployment):
@@ -215,6 +217,30 @@ def test_a_router_and_a_judge_that_do_not_answer_are_waited_for(stages, monkeypa
 
     monkeypatch.setattr(traffic_cycle, "label_traffic", label)
     assert turn(stages).waits_for == "the judge does not answer"
+
+
+def test_each_transition_has_the_policies_of_now(stages, monkeypatch):
+    """The server has been restarted with another policy since the cycle began."""
+    path, consents = stages.path / "traffic", []
+    path.mkdir()
+    (path / NAME).touch()
+
+    def write_policy(consent):
+        organisations = {"acme": {"consent": consent}}
+        (path / "policy.json").write_text(json.dumps({"consent_text": "yes", "organisations": organisations}))
+
+    def note(folders, *_, **__):
+        consents.append(folders[0].policy.organisations["acme"].consent)
+        return []
+
+    monkeypatch.setattr(traffic_cycle, "label_traffic", note)
+    write_policy("training")
+    folders, stages.labelled = [TrafficFolder(path)], 100
+    turn(stages, folders)
+    turn(stages, folders)
+    write_policy("none")
+    turn(stages, folders)
+    assert consents == ["training", "none"]
 
 
 def test_a_held_release_waits_for_a_person(stages, monkeypatch):
