@@ -76,7 +76,7 @@ def train_release(run: Run, release: Release, batch: TrafficBatch) -> int:
             return version
         raise UserError(
             f"{release.chain} has version {newest}, which somebody has published since release {release.number} began "
-            f"at version {release.anchor}; roll the release back, and begin another."
+            f"at version {release.anchor}; {_way_back(release)}."
         )
     with memory_check(run, "rl"), run.model.store("rl") as store, RolloutLedger(run.path) as ledger:
         if _has_learned(store, release):
@@ -165,7 +165,7 @@ def _learn(
     if cursor.weight_version != release.anchor:
         raise UserError(
             f"the learner in {store.directory} has version {cursor.weight_version}, and release {release.number} goes "
-            f"on from version {release.anchor}; roll the release back, and begin another."
+            f"on from version {release.anchor}; {_way_back(release)}."
         )
     # The anchor is pinned, so this compares the learner's weights with those that users have, and writes nothing.
     publisher.publish(published_shards(state.params, state.router_bias), release.anchor)
@@ -241,6 +241,14 @@ def _has_learned(store: CheckpointStore, release: Release) -> bool:
         return False
     saved = store.read_json()
     return saved.get("release") == release.number and saved["cursor"]["weight_version"] == release.anchor + 1
+
+
+def _way_back(release: Release) -> str:
+    """Returns what a person does where chain or learner have gone on without the release, as a part of a sentence."""
+    return (
+        f"end the release with `launch.traffic gate --refuse=REASON`, and make version {release.anchor} the newest one "
+        f"again with `rollback --to={release.anchor} --reason=REASON`"
+    )
 
 
 def _require_fitting(run: Run, release: Release, batch: TrafficBatch) -> None:

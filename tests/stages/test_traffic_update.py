@@ -323,7 +323,7 @@ def test_what_does_not_fit_is_refused(whole, tmp_path):
         with CheckpointStore(folder / "run" / "checkpoints" / "rl") as store:
             state, cursor = store.restore_to_host(), store.read_json()["cursor"]
             store.save(5, arrays=state, json={"cursor": cursor | {"weight_version": 4}})
-        with pytest.raises(UserError, match="has version 4, and release 1 goes on from version 0; roll the release"):
+        with pytest.raises(UserError, match="has version 4, and release 1 goes on from version 0; end the release"):
             train_release(run, release, batch_of(release, sessions))
 
 
