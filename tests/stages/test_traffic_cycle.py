@@ -15,7 +15,7 @@ from composer_jax.errors import UserError
 from composer_jax.realtime.config import TrafficConfig
 from composer_jax.realtime.labels.judge import JudgeUnavailable
 from composer_jax.realtime.release import steps
-from composer_jax.realtime.release.canary import CanaryRules, LabelRow, ServerNotReady
+from composer_jax.realtime.release.canary import CanaryRules, LabelRow, ServerNotReady, ServiceSample
 from composer_jax.realtime.release.gate import GateRules
 from composer_jax.realtime.release.releases import ReleaseFolder, read_releases
 from composer_jax.realtime.release.steps import approve
@@ -120,6 +120,8 @@ def stages(tmp_path, monkeypatch):
     monkeypatch.setattr(traffic_cycle, "provenance", lambda run: {"code": "of a test"})
     monkeypatch.setattr(traffic_cycle, "label_traffic", lambda *_, **__: [])
     monkeypatch.setattr(traffic_cycle, "learner_rows", lambda _: None)
+    monkeypatch.setattr(traffic_cycle, "require_learning_rate", lambda _: None)
+    monkeypatch.setattr(traffic_cycle, "traffic_hash", lambda _: "of a test")
     return fakes
 
 
@@ -216,7 +218,22 @@ def test_a_router_and_a_judge_that_do_not_answer_are_waited_for(stages, monkeypa
         raise UserError("the judge does not answer") from JudgeUnavailable("no")
 
     monkeypatch.setattr(traffic_cycle, "label_traffic", label)
-    assert turn(stages).waits_for == "the judge does not answer"
+    assert turn(stages).waits_for == "1% of the users have it; the judge does not answer"
+
+
+def test_a_harmful_canary_is_rolled_back_while_the_judge_or_the_router_is_down(stages, monkeypatch):
+    def label(*_, **__):
+        raise UserError("the judge does not answer") from JudgeUnavailable("no")
+
+    turns(stages, 5)
+    with monkeypatch.context() as patches:
+        patches.setattr(traffic_cycle, "label_traffic", label)
+        samples = {"anchor": ServiceSample(1000, 0, 1000, 1.0), "candidate": ServiceSample(1000, 500, 500, 1.0)}
+        patches.setattr(traffic_cycle, "read_service", lambda _: samples)
+        assert turn(stages, router="http://router").state == "rolled_back"
+    turns(stages, 6)
+    stages.harm = 5.0
+    assert turn(stages, router="http://127.0.0.1:1").state == "rolled_back"
 
 
 def test_each_transition_has_the_policies_of_now(stages, monkeypatch):
@@ -310,7 +327,7 @@ def test_a_cycle_says_everything_once_and_lets_go_of_the_releases_while_it_sleep
     clock = lambda: stages.now  # noqa: E731
 
     @contextlib.contextmanager
-    def open_releases(workdir, *, by, clock):
+    def open_releases(workdir, *, by, config, clock):
         with ReleaseFolder(workdir, by=by, clock=clock, learner=lambda _: stages.learner) as folder:
             yield stages.run, folder
 
