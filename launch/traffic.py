@@ -25,7 +25,9 @@ WORKDIR. gate compares two evaluations of launch.evaluate; without their files i
 suites of the run in WORKDIR. canary starts, looks once at the labels so far, and goes on, waits, holds or rolls back;
 run it again and again. A held release goes on with --approve=REASON. One that has not passed the gate ends with gate
 --refuse=REASON. rollback publishes the weights that served before as a new version. cycle does all of it by itself,
-release after release; it says for what it waits, and after a kill the same command goes on. status also writes
+release after release; it says for what it waits, and after a kill the same command goes on. train, gate and cycle
+take fields of the config's section traffic, such as --config.traffic.learning_rate=1e-6, in place of what the run began
+with. status also writes
 WORKDIR/report.html. All commands but label, cycle and route end with a line of JSON on stdout. docs/realtime.md has the
 way from the first server to a release.
 """
@@ -56,6 +58,8 @@ BATCH = {
 """Fields of BatchRules that are flags of batch."""
 SIMULATE = "simulate"
 """The command that trains a model, and so has a config."""
+OF_RUN = ("train", "gate", "cycle")
+"""Commands that take --config.traffic.FIELD, in place of what the config of the run in --workdir says."""
 COMMANDS = {
     "label": ("traffic", "horizon_s", "checkpoint", "signal", "judge", "judge_model", "judge_key"),
     "forget": ("traffic", "session", "user"),
@@ -136,6 +140,11 @@ def define(values):
 
 def define_with_config(values):
     return (*define(values), "config")
+
+
+def has_config(argv):
+    """Returns whether a command of a run is given fields of its config."""
+    return any(word in OF_RUN for word in argv[1:]) and any(word.startswith("--config") for word in argv[1:])
 
 
 def main(values, words):
@@ -244,7 +253,7 @@ def _forget(values):
 def _train(values):
     from composer_jax.stages.traffic_cycle import open_releases, train_labelled
 
-    with open_releases(values.workdir, by=getpass.getuser()) as (run, folder):
+    with open_releases(values.workdir, by=getpass.getuser(), config=_config(values)) as (run, folder):
         train_labelled(run, folder)
 
 
@@ -262,7 +271,12 @@ def _cycle(values):
         skip_aa=values.skip_aa,
         every_s=every_s,
     )
-    run_cycle(values.workdir, deployment, by=getpass.getuser())
+    run_cycle(values.workdir, deployment, by=getpass.getuser(), config=_config(values))
+
+
+def _config(values):
+    """The config of the command line; None without --config."""
+    return values.config if "config" in values else None
 
 
 def _seconds(duration):
@@ -324,7 +338,7 @@ def _gate_by_run(values):
     """Evaluates both versions with the suites of the run in the workdir."""
     from composer_jax.stages.traffic_cycle import gate_trained, open_releases
 
-    with open_releases(values.workdir, by=getpass.getuser()) as (run, folder):
+    with open_releases(values.workdir, by=getpass.getuser(), config=_config(values)) as (run, folder):
         gate_trained(run, folder, **_given(values, "margin"))
 
 
@@ -387,4 +401,6 @@ def _require(values, name, command):
 if __name__ == "__main__":
     if SIMULATE in sys.argv[1:]:
         flags.run(main, define=define_with_config, arguments=SIMULATE, processes=hosts.SINGLE_PROCESS)
+    if has_config(sys.argv):
+        flags.run(main, define=define_with_config, arguments="|".join(OF_RUN), processes=hosts.NO_DEVICES)
     flags.run(main, define=define, arguments="|".join(COMMANDS), processes=hosts.NO_DEVICES)
