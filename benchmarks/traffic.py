@@ -24,6 +24,19 @@ JSON object:
     kills, kill_points  kill -9 of a process that takes releases through every state, before every write
     problems            versions, states, pins or sessions that are wrong after them (benchmarks/traffic_kills.py)
     label_kills         kill -9 of a process that labels, a new one each time
+    baseline_shrinkage, baseline_ridge
+                        variance of returns that a baseline takes away over that which the true conditional mean takes
+                        away, the smallest of 20 batches of 10,000 sessions; baseline_true is the part that the true
+                        mean takes, and baseline_gradient_z how far a baseline moves the mean of the policy gradient, in
+                        standard errors (benchmarks/traffic_baselines.py)
+    poison_traffic, poison_moves, poison_bound
+                        share of an organisation that reports the reverse of the truth in the trained tokens and in what
+                        moves the policy, and the most that the caps allow; poison_moves_uncapped without caps
+    poison_truth, poison_truth_uncapped
+                        what a batch with it does for answers that pass hidden tests, over that of one without it
+    batch_bytes, batch_per_s
+                        memory of a selected session, and sessions selected per second on one core
+                        (benchmarks/traffic_batches.py)
     lost                sessions without a label, or with another one than an undisturbed run makes, after the kills
 """
 
@@ -42,6 +55,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import traffic_baselines, traffic_batches
 from benchmarks.seeded_runs import Row
 from benchmarks.traffic_kills import kill_everywhere
 from benchmarks.traffic_statistics import EFFECT, MARGIN, SUITES, gate_rates, matched_rate, rejection_rates
@@ -218,11 +232,24 @@ def measure_release_kills() -> Row:
     return {"kill_points": result["points"], "kills": result["kills"], "problems": len(result["problems"])}
 
 
+def measure_baselines() -> Row:
+    """Compares the baselines of batches with the conditional mean of scripted users."""
+    result = traffic_baselines.measure()
+    return {
+        "baseline_shrinkage": result["shrinkage_removes"],
+        "baseline_ridge": result["ridge_removes"],
+        "baseline_true": result["true_removes"],
+        "baseline_gradient_z": result["gradient_z"],
+    }
+
+
 MEASURES: Mapping[str, Callable[[], Row]] = {
     "labels": measure_labels,
     "label_kills": measure_kills,
     "statistics": measure_statistics,
     "release_kills": measure_release_kills,
+    "baselines": measure_baselines,
+    "batches": traffic_batches.measure,
 }
 """Name of a row -> what measures it."""
 

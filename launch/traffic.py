@@ -233,8 +233,10 @@ def _own_signals(values):
 def _forget(values):
     from composer_jax.stages.traffic import forget_traffic
 
-    folders = _folders(values, is_needed=True)
-    print_json({"forgotten": forget_traffic(folders, session=values.session or "", user=values.user or "")}, None)
+    names = forget_traffic(
+        values.workdir, _folders(values, is_needed=True), session=values.session or "", user=values.user or ""
+    )
+    print_json({"forgotten": names}, None)
 
 
 def _train(values):

@@ -20,6 +20,9 @@ class TrafficConfig:
     """Fraction of an update's episodes that are played anew on the training tasks of rl.groups, against forgetting."""
     minibatch_sessions: int = 64
     """Groups of the batch in a minibatch, each a session or the answers to one prompt; one optimizer step each."""
+    learning_rate: float | None = None
+    """Of all steps of an update. None: that of rl.optimizer at the learner's step, which after RL stays at the end of
+    its decay, peak * final."""
     kl_limit: float = 0.02
     """Nats per token by which sampler_kl of a minibatch may exceed that of the first; the epoch ends there. Ours: the
     targets of PPO are .01 to .02."""
@@ -39,5 +42,7 @@ class TrafficConfig:
             )
         if self.minibatch_sessions < 1:
             raise UserError(f"traffic.minibatch_sessions={self.minibatch_sessions}; it must be at least 1.")
+        if self.learning_rate is not None and not self.learning_rate > 0:
+            raise UserError(f"traffic.learning_rate={self.learning_rate} learns nothing; use a positive number.")
         if not self.kl_limit > 0:
             raise UserError(f"traffic.kl_limit={self.kl_limit} stops every update; use a positive number of nats.")

@@ -19,6 +19,7 @@ from composer_jax.models.supported_dtype import supported_network
 from composer_jax.parallel.processes import broadcast_from_process0
 from composer_jax.rl.config import RLConfig
 from composer_jax.schema.run_config import RunConfig
+from composer_jax.schema.training_config import TrainingConfig
 from composer_jax.stages.run_data import RunData
 from composer_jax.storage.workdir import Workdir
 from composer_jax.train.learner import Learner
@@ -38,6 +39,7 @@ class RunModel:
         data: has the tokenizer. workdir: knows which stages are done.
         """
         self.config, self.path, self.data, self.workdir = config, path, data, workdir
+        self._kept_learner: tuple[str, TrainingConfig | RLConfig, Learner] | None = None
         self._mesh = mesh
 
     @functools.cached_property
@@ -132,9 +134,20 @@ class RunModel:
             return Utilisation(network, peak)
         return Utilisation(network, peak, trains_mtp=bool(loss.mtp_weight), trains_trunk=loss.trained == "all")
 
-    def learner(self, stage: str) -> Learner:
-        """Returns the Learner of a training stage, on its mesh. That of RL freezes the router bias."""
-        mesh, training = self.config.stage_mesh(stage), self.config.stage_training(stage)
+    def learner(self, stage: str, training: TrainingConfig | RLConfig | None = None) -> Learner:
+        """Returns the Learner of a training stage, on its mesh. That of RL freezes the router bias.
+
+        training: another section of the stage's kind, whose optimizer has an equal state; None is that of the run. The
+          learner of such a section is kept, with its compiled programs, for updates that follow.
+        """
+        if training is None:
+            return self._new_learner(stage, self.config.stage_training(stage))
+        if self._kept_learner is None or self._kept_learner[:2] != (stage, training):
+            self._kept_learner = stage, training, self._new_learner(stage, training)
+        return self._kept_learner[2]
+
+    def _new_learner(self, stage: str, training: TrainingConfig | RLConfig) -> Learner:
+        mesh = self.config.stage_mesh(stage)
         return Learner(
             ModelDef(supported_network(self.config.stage_model(stage))),
             make_optimizer(training.optimizer, training.steps),

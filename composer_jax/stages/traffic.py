@@ -1,6 +1,7 @@
 """Production traffic of a workdir: its folders are labelled, read for a canary, shown, and forgotten from."""
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 from composer_jax.checkpoint.checkpoint import open_checkpoint
 from composer_jax.errors import UserError
 from composer_jax.observe.report import write_report
+from composer_jax.realtime.batches.store import forget_sessions
 from composer_jax.realtime.labels.judge import FollowUpJudge, RuleJudge
 from composer_jax.realtime.labels.label_sessions import LabelRun, label_sessions
 from composer_jax.realtime.labels.model_judge import ModelJudge
@@ -27,7 +29,8 @@ from composer_jax.serve.traffic.retention import forget
 
 DEFAULT = "traffic"
 """The folder in a workdir that one server writes."""
-SHORT_S, LONG_S = 600.0, 86_400.0
+DAY_S = 86_400.0
+SHORT_S, LONG_S = 600.0, DAY_S
 """Ages whose labels `keep_correlations` compares."""
 
 
@@ -126,9 +129,41 @@ def rows_of_canary(folders: Sequence[TrafficFolder], horizon: float, release: Re
     return canary_rows(release, labels, records)
 
 
-def forget_traffic(folders: Sequence[TrafficFolder], *, session: str = "", user: str = "") -> list[str]:
-    """Deletes a session or a user from all folders; returns the ids of the sessions. See retention.forget."""
-    return [name for folder in folders for name in forget(folder.path, session=session, user=user)]
+def forget_traffic(
+    workdir: str | Path, folders: Sequence[TrafficFolder], *, session: str = "", user: str = ""
+) -> list[str]:
+    """Deletes a session or a user from all folders, and from the batches of a workdir; returns the sessions' ids.
+
+    See retention.forget.
+    """
+    names = [name for folder in folders for name in forget(folder.path, session=session, user=user)]
+    forget_in_batches(workdir, folders)
+    return names
+
+
+def forget_in_batches(workdir: str | Path, folders: Sequence[TrafficFolder], now: float = -math.inf) -> list[str]:
+    """Deletes from the batches of a workdir what the folders no longer may have; returns the ids of the sessions.
+
+    These are sessions with a tombstone, those of a forgotten user, and those that are older than the folders keep
+    theirs at `now`, Unix seconds.
+    """
+    sessions: set[str] = set()
+    users: dict[str, float] = {}
+    for folder in folders:
+        with contextlib.closing(open_database(folder.path)) as database:
+            for kind, name, when in database.execute("SELECT kind, name, time FROM tombstones"):
+                if kind == "user":
+                    users[name] = max(when, users.get(name, when))
+                else:
+                    sessions.add(name)
+    days = max((folder.policy.retention_days for folder in folders), default=math.inf)
+    oldest = now - (days + 1) * DAY_S  # a session is kept until the day on which it opened is over so many days ago
+
+    def is_gone(row: Mapping[str, Any]) -> bool:
+        was_forgotten = row["opened"] <= users.get(row["user"], -math.inf)
+        return row["session"] in sessions or was_forgotten or row["opened"] < oldest
+
+    return forget_sessions(workdir, is_gone)
 
 
 def write_traffic_page(workdir: str | Path, folders: Sequence[TrafficFolder], horizon: float) -> Path:

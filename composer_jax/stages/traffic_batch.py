@@ -20,6 +20,7 @@ from composer_jax.realtime.release.releases import Release, ReleaseFolder
 from composer_jax.schema.run_config import run_config
 from composer_jax.serve.traffic.database import open_database
 from composer_jax.serve.traffic.folder import TrafficFolder
+from composer_jax.stages.traffic import forget_in_batches
 from composer_jax.storage.workdir import read_run_config
 
 
@@ -70,13 +71,14 @@ def make_batch(
     """Claims the sessions of the release that collects, and writes its batch; with too few it changes nothing.
 
     A call after a process was killed between the two writes the batch of the claimed sessions; a call with a batch
-    that is there returns it.
+    that is there returns it. Sessions that were forgotten, or are too old, leave earlier batches.
 
     Raises:
       UserError: no release collects, the labels are of several labellers or of another one than this program has, the
         traffic is of another chain, or as `weigh_sessions` does. Nothing has changed then.
     """
     release, rows = folder.last, rows or LearnerRows()
+    forget_in_batches(workdir, traffic, folder.clock())
     if release.state not in ("collecting", "labelled"):
         raise UserError(
             f"release {release.number} is {release.state}, and a batch is for one that collects; begin another release "

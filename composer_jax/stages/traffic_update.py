@@ -119,6 +119,15 @@ def learner_of(run: Run) -> str:
     return str(run.path / "checkpoints" / "rl")
 
 
+def update_config(run: Run) -> RLConfig:
+    """Returns the section of RL as updates from traffic use it."""
+    rl, rate = run.config.rl, run.config.traffic.learning_rate
+    if rate is not None:
+        constant = dataclasses.replace(rl.optimizer, peak=rate, warmup=0, decay="constant")
+        rl = dataclasses.replace(rl, optimizer=constant)
+    return dataclasses.replace(rl, algorithm=dataclasses.replace(rl.algorithm, name=ALGORITHM, options={}))
+
+
 def split_batch(sessions: int, config: TrafficConfig, group_size: int, seed: int) -> list[tuple[list[int], int]]:
     """Returns minibatches of a batch in a random order: (places of its sessions, number of simulated groups).
 
@@ -146,9 +155,13 @@ def _learn(
     publisher: WeightPublisher,
 ) -> TrainState:
     """Plays and learns; returns the state after the last minibatch, whose checkpoint is complete."""
-    algorithm = dataclasses.replace(run.config.rl.algorithm, name=ALGORITHM, options={})
-    config = dataclasses.replace(run.config.rl, algorithm=algorithm)
+    config = update_config(run)
     update, state, cursor = open_update(run, store, config)
+    if not update.learner.optimizer.learning_rate(cursor.optimizer_step):
+        raise UserError(
+            f"rl.optimizer has a learning rate of 0 after RL (final={config.optimizer.final}), so no update would "
+            "change a weight; set traffic.learning_rate in the config of the run."
+        )
     if cursor.weight_version != release.anchor:
         raise UserError(
             f"the learner in {store.directory} has version {cursor.weight_version}, and release {release.number} goes "

@@ -78,10 +78,10 @@ def open_update(
 ) -> tuple[PolicyUpdate, TrainState, Cursor]:
     """Returns the learning half of RL, with the state and the position of the latest checkpoint or of the beginning.
 
-    config: None is that of the run.
+    config: None is that of the run; another one has an optimizer of the same kind.
     """
     config, (params, router_bias) = config or run.config.rl, run.model.weights_before("rl")
-    learner = run.model.learner("rl")
+    learner = run.model.learner("rl", config)
     state, cursor = learner.init_state(params, router_bias), Cursor()
     if restored := restore_state(store, state):
         state, saved = restored

@@ -2,9 +2,10 @@
 
 import json
 
+import numpy as np
 import pytest
 
-from benchmarks import traffic
+from benchmarks import traffic, traffic_baselines, traffic_batches
 from composer_jax.realtime.simulation import SimulatedWorld
 
 
@@ -61,3 +62,25 @@ def test_the_committed_rows_are_complete():
     assert out["lost"] == out["changed"] == out["problems"] == 0
     assert out["kill_points"] >= 30 and out["false_alarms"] <= 0.05 < out["fixed_false_alarms"]
     assert out["gate_equal"] >= 0.9 and out["gate_worse"] <= 0.05
+    assert out["poison_moves"] <= out["poison_bound"] and out["poison_moves"] < out["poison_moves_uncapped"]
+    assert out["poison_truth"] > 0.2 > out["poison_truth_uncapped"] and out["batch_bytes"] < 4000
+    assert min(out["baseline_shrinkage"], out["baseline_ridge"]) >= 0.8 and abs(out["baseline_gradient_z"]) < 3
+
+
+def test_an_organisation_that_poisons_moves_a_batch_within_its_bound():
+    row = traffic_batches.measure(SimulatedWorld(users=400, sessions=500))
+    assert 0.2 < row["poison_traffic"] < 0.5 and row["poison_moves"] <= row["poison_bound"]
+    assert row["poison_moves"] < row["poison_moves_uncapped"] and row["poison_truth"] > row["poison_truth_uncapped"]
+
+
+def test_scripted_returns_have_the_mean_that_they_say():
+    """Their mean by tenths of the conditional mean, and what a baseline of noise would take away."""
+    batch = traffic_baselines.scripted_returns(3)
+    residuals = batch.returns - batch.mean
+    for part in np.array_split(np.argsort(batch.mean), 10):
+        assert abs(residuals[part].mean()) < 4 * residuals[part].std() / len(part) ** 0.5
+    assert traffic_baselines.removed_part(batch, batch.mean) == 1
+    assert traffic_baselines.removed_part(batch, np.random.default_rng(0).normal(0, 0.1, 10_000)) < 0
+    removed = {name: traffic_baselines.removed_part(batch, one)
+               for name, one in traffic_baselines.baselines_of(batch).items()}  # fmt: skip
+    assert all(0.8 < part < 1 for part in removed.values()), removed

@@ -13,6 +13,7 @@ from configs.tiny import get_config
     [
         ({"simulated_fraction": 1.0}, "traffic.simulated_fraction=1.0 leaves nothing of the traffic"),
         ({"minibatch_sessions": 0}, "traffic.minibatch_sessions=0; it must be at least 1"),
+        ({"learning_rate": 0.0}, "traffic.learning_rate=0.0 learns nothing"),
         ({"kl_limit": 0.0}, "traffic.kl_limit=0.0 stops every update"),
     ],
 )

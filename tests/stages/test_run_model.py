@@ -72,6 +72,17 @@ def test_a_run_goes_on_with_its_checkpoints_on_a_card_without_bfloat16(tmp_path,
     assert stored_here == stored
 
 
+def test_updates_with_equal_sections_share_a_learner_and_its_programs(tmp_path):
+    mesh = make_mesh(jax.devices()[:1])
+    model = RunModel(CONFIG, tmp_path, mesh=lambda stage: mesh, data=None, workdir=None)
+    slower = dataclasses.replace(CONFIG.rl, optimizer=OptimizerConfig(peak=1e-6))
+    learner = model.learner("rl", slower)
+    assert learner.optimizer.config.peak == 1e-6
+    assert model.learner("rl", dataclasses.replace(slower)) is learner
+    assert model.learner("rl") is not learner and model.learner("rl").optimizer.config == CONFIG.rl.optimizer
+    assert model.learner("rl", CONFIG.rl).optimizer.config == CONFIG.rl.optimizer
+
+
 def test_unknown_chat_format_is_refused_with_the_known_ones(tmp_path):
     with pytest.raises(
         UserError, match="config.data.chat_format='chatml' is unknown; use one of compact, or an import"

@@ -43,7 +43,9 @@ class Killed(BaseException):
 def one_learner():
     """One learner for all calls: each would compile its own."""
     made, original = {}, RunModel.learner
-    RunModel.learner = lambda model, stage: made.setdefault((str(model.path), stage), original(model, stage))
+    RunModel.learner = lambda model, stage, training=None: made.setdefault(
+        (model.path, stage, training and training.optimizer), original(model, stage, training)
+    )
     yield
     RunModel.learner = original
 
@@ -285,6 +287,25 @@ def test_a_batch_without_advantages_trains_no_candidate(whole):
         with pytest.raises(NothingLearned, match="release 1 has learned nothing: none of its 3 minibatches"):
             train_release(run, releases.last, batch_of(releases.last, nothing))
     assert learned(folder) == bits and set(ChainFiles(str(folder / "weights")).versions()) == {0}
+
+
+@pytest.mark.slow
+def test_an_update_has_a_learning_rate_of_its_own_and_refuses_one_of_0(whole):
+    folder, sessions = whole
+    back_to(folder, "before")
+    with opened(folder) as (run, releases):
+        faded = dataclasses.replace(run.config.rl.optimizer, final=0.0)
+        run.model.config = run.config = dataclasses.replace(
+            run.config, rl=dataclasses.replace(run.config.rl, optimizer=faded)
+        )
+        with CheckpointStore(folder / "run" / "checkpoints" / "rl") as store:
+            cursor = store.read_json()["cursor"] | {"task_step": 6, "optimizer_step": 6}
+            store.save(6, arrays=store.restore_to_host(), json={"cursor": cursor})
+        with pytest.raises(UserError, match=r"a learning rate of 0 after RL .*; set traffic.learning_rate"):
+            train_release(run, releases.last, batch_of(releases.last, sessions))
+    with opened(folder, learning_rate=1e-4) as (run, releases):
+        assert train_release(run, releases.last, batch_of(releases.last, sessions)) == 1
+    assert [row["learning_rate"] for row in rows(folder)] == [1e-4] * 3
 
 
 @pytest.mark.slow

@@ -147,7 +147,7 @@ def train_rl(tmp_path, monkeypatch, request):
             chat=None,
             tokenizer=types.SimpleNamespace(fingerprint="of a test"),
             weights_before=lambda _: ({"w": jnp.zeros(3)}, {}),
-            learner=lambda stage: FakeLearner(),
+            learner=lambda stage, training: FakeLearner(),
             require_stage=lambda stage: None,
             utilisation=lambda stage: None,
             store=lambda name: CheckpointStore(workdir.path / "checkpoints" / name, keep=2),

@@ -1,12 +1,13 @@
 """Baselines of sessions without siblings: what a return is compared with, known before the answer.
 
-"shrinkage", for session i of user u, whose n_u - 1 other sessions have the mean returns r_s:
+"shrinkage", for session i of a user with n other sessions s, whose mean returns are r_s:
 
-    b_i = (sum_s r_s + kappa mu_i) / (n_u - 1 + kappa)
+    b_i = mu_i + sum_s (r_s - mu_s) / (n + kappa)
 
-with mu_i the mean of the other sessions of its bucket (of all, where the bucket has fewer than 20 users), and kappa =
-within / between, the variances of a session within its user and of users, by the method of moments (analysis of
-variance of unequal groups) on deviations from the bucket's mean. Without a difference between users b_i = mu_i.
+with mu the means of the sessions' buckets (of all sessions, where a bucket has fewer than 20 users), all of them
+without session i, and kappa = within / between, the variances of a session within its user and of users, by the method
+of moments (analysis of variance of unequal groups) on deviations from the bucket's mean. In one bucket this is
+(sum_s r_s + kappa mu) / (n + kappa). Without a difference between users b_i = mu_i.
 
 "ridge": a linear regression of returns on features (features.py), fitted on the users of four folds and applied to
 those of the fifth, so that no answer has a part in its own baseline. Each session has the weight 1, over its answers.
@@ -17,6 +18,7 @@ part of the variance that they take away. All are arrays of N sessions or A answ
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Self
 
 import numpy as np
 
@@ -65,45 +67,70 @@ def variance_ratio(values: np.ndarray, users: Sequence[str]) -> float:
     return float(within / between) if between > 0 else float("inf")
 
 
-def bucket_means(values: np.ndarray, buckets: Sequence[str], users: Sequence[str]) -> np.ndarray:
-    """Returns mu_i, [N]: the mean of the other sessions of the bucket, or of all where it has few users.
+@dataclasses.dataclass(frozen=True)
+class _Buckets:
+    """Means of N sessions by bucket; a bucket with few users has the mean of all."""
 
-    Raises UserError for fewer than two sessions.
-    """
-    n = len(values)
-    if n < 2:
-        raise UserError(f"a batch of {n} sessions has no baseline; wait for two or more.")
-    bucket, user = _numbers(buckets), _numbers(users)
-    pairs = np.unique(np.stack([bucket, user]), axis=1)
-    is_large = np.bincount(pairs[0], minlength=bucket.max() + 1) >= BUCKET_USERS
-    sums, counts = np.bincount(bucket, values), np.bincount(bucket)
-    of_bucket = (sums[bucket] - values) / np.maximum(counts[bucket] - 1, 1)
-    return np.where(is_large[bucket], of_bucket, (values.sum() - values) / (n - 1))
+    number: np.ndarray
+    """Of each session, [N]; -1 in a bucket with few users."""
+    full: np.ndarray
+    """The mean of each bucket."""
+    without: np.ndarray
+    """mu_i, [N]: without the session itself."""
+    all_without: np.ndarray
+    """The mean of all sessions without this one, [N]."""
+
+    @classmethod
+    def of(cls, values: np.ndarray, buckets: Sequence[str], users: Sequence[str]) -> Self:
+        n = len(values)
+        if n < 2:
+            raise UserError(f"a batch of {n} sessions has no baseline; wait for two or more.")
+        bucket, user = _numbers(buckets), _numbers(users)
+        pairs = np.unique(np.stack([bucket, user]), axis=1)
+        is_large = np.bincount(pairs[0], minlength=bucket.max() + 1) >= BUCKET_USERS
+        sums, counts = np.bincount(bucket, values), np.bincount(bucket)
+        all_without = (values.sum() - values) / (n - 1)
+        of_bucket = (sums[bucket] - values) / np.maximum(counts[bucket] - 1, 1)
+        without = np.where(is_large[bucket], of_bucket, all_without)
+        return cls(np.where(is_large[bucket], bucket, -1), sums / counts, without, all_without)
+
+    def sum_of_others(self, user: np.ndarray) -> np.ndarray:
+        """Returns, [N], the sum of the means of the user's other sessions, all of them without session i."""
+        size = len(self.full) + 1
+        pair = user * size + self.number + 1  # the sessions of a user in a bucket; the first is of small buckets
+        counts = np.bincount(pair, minlength=(user.max() + 1) * size).reshape(-1, size)
+        of_user = (counts[:, 1:] @ self.full)[user]
+        is_large, own = self.number >= 0, counts[user, self.number + 1]
+        small = counts[user, 0] - ~is_large
+        same = np.where(is_large, (own - 1) * self.without - own * self.full[self.number], 0.0)
+        return of_user + same + small * self.all_without
 
 
 def shrinkage(values: np.ndarray, facts: SessionFacts) -> tuple[np.ndarray, float]:
     """Returns (b_i of each session, [N], kappa).
 
+    Raises UserError for fewer than two sessions.
+
     values: mean return of each session, [N].
     """
-    means = bucket_means(values, facts.buckets, facts.users)
-    kappa = variance_ratio(values - means, facts.users)
+    buckets = _Buckets.of(values, facts.buckets, facts.users)
+    kappa = variance_ratio(values - buckets.without, facts.users)
     if np.isinf(kappa):
-        return means, kappa
-    number = _numbers(facts.users)
-    others = np.bincount(number)[number] - 1
-    sums = np.bincount(number, values)[number] - values
-    return (sums + kappa * means) / np.maximum(others + kappa, 1e-300), kappa
+        return buckets.without, kappa
+    user = _numbers(facts.users)
+    others = np.bincount(user)[user] - 1
+    deviations = np.bincount(user, values)[user] - values - buckets.sum_of_others(user)
+    return buckets.without + deviations / np.maximum(others + kappa, 1e-300), kappa
 
 
 def earlier_means(values: np.ndarray, facts: SessionFacts) -> np.ndarray:
-    """Returns the feature `user_mean` of each session, [N]: sum of n (r_s - mean of all) / (n + kappa).
+    """Returns the feature `user_mean` of each session, [N]: the sum of n terms r_s - mu_s over n + kappa.
 
     The n sessions are those of the user whose outcome was known before the session opened. Without a difference between
     users it is 0.
     """
-    kappa = variance_ratio(values, facts.users)
-    out, centred = np.zeros(len(values)), values - values.mean()
+    centred, out = values - _Buckets.of(values, facts.buckets, facts.users).without, np.zeros(len(values))
+    kappa = variance_ratio(centred, facts.users)
     if np.isinf(kappa):
         return out
     number = _numbers(facts.users)

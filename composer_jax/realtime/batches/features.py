@@ -32,8 +32,8 @@ class AnswerFacts:
     began: float
     """Unix seconds."""
     user_mean: float
-    """Mean return of the user's sessions of the batch whose labels were due before this session opened, minus that of
-    the batch, and shrunk: the sum of n differences / (n + kappa) (baselines.py); 0 without such sessions."""
+    """What the user's sessions of the batch were worth whose labels were due before this session opened, relative to
+    their buckets and shrunk: the sum of n differences / (n + kappa) (baselines.py); 0 without such sessions."""
 
 
 Feature = Callable[[AnswerFacts], Sequence[float]]

@@ -187,7 +187,7 @@ class ReleaseFolder:
           UserError: another process owns the releases, or a file is damaged.
         """
         self.path = Path(workdir).expanduser() / FOLDER
-        self._by, self._clock, self._learner = by, clock, learner
+        self._by, self.clock, self._learner = by, clock, learner
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -380,7 +380,7 @@ class ReleaseFolder:
         return release
 
     def _now(self, state: str) -> float:
-        now = self._clock()
+        now = self.clock()
         times = [row["time"] for release in self.releases for row in release.transitions]
         if times and now < max(times):
             if state == "rolled_back":  # users do not wait for a clock to be set right

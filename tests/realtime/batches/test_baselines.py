@@ -35,12 +35,7 @@ def sessions(seed, n=300, users=40, buckets=3):
 def slow_shrinkage(values, facts):
     """Plain loops over the formulas of the module."""
     n = len(values)
-    means = []
-    for i in range(n):
-        same = [j for j in range(n) if facts.buckets[j] == facts.buckets[i]]
-        is_large = len({facts.users[j] for j in same}) >= BUCKET_USERS
-        others = [values[j] for j in (same if is_large else range(n)) if j != i]
-        means.append(statistics.fmean(others))
+    means = [slow_mean(values, facts, i, i) for i in range(n)]
     deviations = [value - mean for value, mean in zip(values, means, strict=True)]
     by_user = {}
     for user, deviation in zip(facts.users, deviations, strict=True):
@@ -52,9 +47,17 @@ def slow_shrinkage(values, facts):
     kappa = within / ((between_square - within) / size)
     out = []
     for i in range(n):
-        own = [values[j] for j in range(n) if facts.users[j] == facts.users[i] and j != i]
-        out.append((math.fsum(own) + kappa * means[i]) / (len(own) + kappa))
+        own = [j for j in range(n) if facts.users[j] == facts.users[i] and j != i]
+        deviations = [values[j] - slow_mean(values, facts, j, i) for j in own]
+        out.append(means[i] + math.fsum(deviations) / (len(own) + kappa))
     return np.array(out), kappa
+
+
+def slow_mean(values, facts, j, without):
+    """The mean of the bucket of session j, or of all where it has few users, without one session."""
+    same = [k for k in range(len(values)) if facts.buckets[k] == facts.buckets[j]]
+    is_large = len({facts.users[k] for k in same}) >= BUCKET_USERS
+    return statistics.fmean(values[k] for k in (same if is_large else range(len(values))) if k != without)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -93,11 +96,11 @@ def test_users_who_do_not_differ_have_the_bucket_as_their_baseline():
 
 def test_earlier_means_see_only_what_was_known_when_a_session_opened():
     values, facts = sessions(6)
-    kappa = baselines.variance_ratio(values, facts.users)
-    found, mean = earlier_means(values, facts), values.mean()
+    centred = np.array([values[i] - slow_mean(values, facts, i, i) for i in range(300)])
+    kappa, found = baselines.variance_ratio(centred, facts.users), earlier_means(values, facts)
     for i in range(0, 300, 7):
         same = [j for j in range(300) if facts.users[j] == facts.users[i]]
-        known = [values[j] - mean for j in same if facts.due[j] <= facts.opened[i]]
+        known = [centred[j] for j in same if facts.due[j] <= facts.opened[i]]
         assert found[i] == pytest.approx(math.fsum(known) / (len(known) + kappa), abs=1e-12)
 
 

@@ -19,6 +19,7 @@ from composer_jax.rl.batch import Group
 from composer_jax.serve.traffic.database import open_database
 from composer_jax.serve.traffic.folder import TrafficFolder
 from composer_jax.serve.traffic.retention import forget
+from composer_jax.stages.traffic import forget_traffic
 from composer_jax.stages.traffic_batch import LearnerRows, describe_progress, make_batch
 from launch import hosts
 from launch import traffic as traffic_command
@@ -188,6 +189,23 @@ def test_forgetting_deletes_groups_and_rows_of_batches(folder, collecting, tmp_p
     file.write_bytes(b"left by a process that was killed")
     forget_sessions(tmp_path, lambda row: False)
     assert not file.exists()
+
+
+def test_forgotten_users_and_old_sessions_leave_batches(folder, collecting, tmp_path):
+    make_batch(collecting, tmp_path, [folder], RULES)
+    names = lambda: [row["session"] for row in read_batch(tmp_path, 1).manifest["sessions"]]  # noqa: E731
+    assert len(names()) == 8
+    user = read_batch(tmp_path, 1).manifest["sessions"][1]["user"]
+    forget_traffic(tmp_path, [folder], user=user)
+    assert names() == ["s0", "s2", "s3", "s5", "s6"]
+    forget(folder.path, session="s2")  # by a process that was killed before the batches
+    make_batch(collecting, tmp_path, [folder], RULES)
+    assert names() == ["s0", "s3", "s5", "s6"] and len(list((batch_folder(tmp_path, 1) / "groups").iterdir())) == 4
+    days = folder.policy.retention_days
+    for after, left in (((days + 1) * 24 * H - 1, 4), ((days + 2) * 24 * H, 0)):
+        collecting.clock = lambda after=after: BEGAN + after
+        make_batch(collecting, tmp_path, [folder], RULES)
+        assert len(names()) == left
 
 
 def test_the_next_release_does_not_learn_from_the_same_sessions(folder, collecting, tmp_path):
