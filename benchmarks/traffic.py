@@ -35,7 +35,8 @@ JSON object:
     poison_truth, poison_truth_uncapped
                         what a batch with it does for answers that pass hidden tests, over that of one without it
     batch_bytes, batch_per_s
-                        memory of a selected session, and sessions selected per second on one core
+                        most memory while a batch is built, for each session, beside the labels; sessions selected per
+                        second on one core
                         (benchmarks/traffic_batches.py)
     lost                sessions without a label, or with another one than an undisturbed run makes, after the kills
 """

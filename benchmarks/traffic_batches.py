@@ -9,6 +9,7 @@ what is good. The batch is built as in production, from labels, once with the ca
 import dataclasses
 import json
 import sqlite3
+import tempfile
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -17,12 +18,14 @@ import numpy as np
 
 from composer_jax.observe.progress import hide_progress
 from composer_jax.realtime.batches.advantages import BatchNumbers, weigh_sessions
+from composer_jax.realtime.batches.build import BatchInputs, build_batch
 from composer_jax.realtime.batches.monitors import measure_batch
 from composer_jax.realtime.batches.rules import BatchRules
 from composer_jax.realtime.batches.selection import LabelledSession, Selection, SelectionRules, select_sessions
 from composer_jax.realtime.batches.versions import TrainableVersions
 from composer_jax.realtime.labels.label_sessions import label_sessions
 from composer_jax.realtime.labels.signal_types import LabelContext
+from composer_jax.realtime.release.releases import Release
 from composer_jax.realtime.simulation import SimulatedCycle, SimulatedPolicy, SimulatedText, SimulatedWorld
 from composer_jax.serve.traffic.records import SessionRecord
 
@@ -80,7 +83,7 @@ def measure(world: SimulatedWorld = WORLD, seed: int = 0) -> dict[str, float]:
     poison_truth, poison_truth_uncapped
                             what the batch does for answers that pass hidden tests, over that of a batch without the
                             organisation
-    batch_bytes             memory for each selected session, beside its label
+    batch_bytes             most memory while a batch is built and written, for each session, beside the labels
     batch_per_s             sessions selected per second on one core
     """
     cycle = PoisonedCycle(world, SimulatedPolicy(version=1), seed)
@@ -101,18 +104,24 @@ def measure(world: SimulatedWorld = WORLD, seed: int = 0) -> dict[str, float]:
         "poison_moves_uncapped": round(free["organisations"][ORGANISATION]["advantages"], 3),
         "poison_truth": round(learned_truth(cycle, selection, numbers) / alone, 3),
         "poison_truth_uncapped": round(learned_truth(cycle, selection, uncapped) / alone, 3),
-        "batch_bytes": _bytes_of_selection(candidates, held_to),
+        "batch_bytes": _bytes_of_batch(candidates[:1000], held_to),
         "batch_per_s": round(len(selection.sessions) / seconds),
     }
 
 
-def _bytes_of_selection(candidates: list[LabelledSession], rules: SelectionRules) -> int:
-    tracemalloc.start()
-    before = tracemalloc.get_traced_memory()[0]
-    selection = select_sessions(candidates[:1000], rules)
-    after = tracemalloc.get_traced_memory()[0]
-    tracemalloc.stop()
-    return round((after - before) / len(selection.sessions))
+def _bytes_of_batch(candidates: list[LabelledSession], rules: SelectionRules) -> int:
+    """Returns the most memory while a batch is built and written, for each session."""
+    sessions = tuple(candidate.record.session for candidate in candidates)
+    release = Release(1, "chain", 1, "salt", sessions=sessions, transitions=({"state": "labelled", "time": 0.0},))
+    inputs = BatchInputs(release, [release], candidates, UNCAPPED, rules, labeller="", template="")
+    with tempfile.TemporaryDirectory() as folder:
+        hide_progress()
+        tracemalloc.start()
+        build_batch(folder, inputs)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        hide_progress(False)
+    return round(peak / len(candidates))
 
 
 def main(report: Callable[[str], None] = print) -> None:

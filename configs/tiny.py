@@ -299,12 +299,15 @@ def with_users(run: cfg.RunConfig, full: bool) -> cfg.RunConfig:
         batches=((256, 16), (LONGEST_TALK, 4)),
         optimizer=cfg.OptimizerConfig(peak=2e-4, warmup=0, decay="constant", b2=0.98, weight_decay=0.0),
     )
-    suite = partial(cfg.SuiteConfig, tasks=48 if full else 2, attempts=4 if full else 2)
+    suite = partial(cfg.SuiteConfig, tasks=96 if full else 4, attempts=2 if full else 1)
     suites = {"bugfix": suite("bugfix"), "chain": suite("memory_chain", compaction="short")}
     return dataclasses.replace(
         run,
         sft=dataclasses.replace(run.sft, sources={**run.sft.sources, "users": users}, seq_len=LONGEST_TALK),
-        sampler=dataclasses.replace(run.sampler, max_model_len=LONGEST_TALK),
+        # What a session has cached stays until its next request, so that no bit of an answer depends on the others.
+        sampler=dataclasses.replace(
+            run.sampler, max_model_len=LONGEST_TALK, cache_tokens=2 * run.sampler.slots * LONGEST_TALK
+        ),
         rl=rl,
         evaluate=dataclasses.replace(
             run.evaluate, suites=suites, which=("before",), every={}, headline=("bugfix", "chain")
@@ -314,12 +317,13 @@ def with_users(run: cfg.RunConfig, full: bool) -> cfg.RunConfig:
 
 
 def learning_from_users(full: bool) -> cfg.TrafficConfig:
-    uncapped = {"cap_user": 1.0, "cap_repository": 1.0, "cap_organisation": 1.0}  # the users of smoke are too few
+    # The users of smoke are too few for caps.
+    few = cfg.BatchRules(min_sessions=6, cap_user=1.0, cap_repository=1.0, cap_organisation=1.0)
     return cfg.TrafficConfig(
-        batch=cfg.BatchRules(min_sessions=200) if full else cfg.BatchRules(min_sessions=6, **uncapped),
+        batch=cfg.BatchRules(min_sessions=200) if full else few,
         minibatch_sessions=16 if full else 4,
         kl_limit=0.05 if full else 10.0,
-        # A few dozen tasks show no smaller differences; a policy that learns from users works in other ways, too.
+        # So few tasks show no smaller differences; a policy that learns from users works in other ways, too.
         gate=cfg.GateRules(margin=0.15 if full else 0.9, monitors=()),
         # The users of a demo are too few for a test; a step shows what a canary does.
         canary=cfg.CanaryRules(min_users=0),

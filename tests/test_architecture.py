@@ -59,6 +59,7 @@ WITHOUT_JAX = (
     "serve.traffic.redaction",
     "serve.traffic.retention",
     "evals.suite",
+    "realtime.batches",
     "realtime.http_client",
     "realtime.labels",
     "realtime.simulation",

@@ -26,7 +26,7 @@ EDIT, EDITED = "edit", "ok"
 
 
 @dataclasses.dataclass(frozen=True)
-class Edit:
+class EditedLine:
     """One line of a file that an answer changed."""
 
     answer: int
@@ -51,7 +51,7 @@ class UserConversation:
     def __init__(self, task: Task, session: Session, context: EpisodeContext, seed: int) -> None:
         """seed: uint32; that of the episodes. The session has a seed of its own."""
         self.task, self.episodes, self.files = task, list[Episode](), dict(task.files)
-        self.turns, self.transcript, self.edits = list[Turn](), Transcript(), list[Edit]()
+        self.turns, self.transcript, self.edits = list[Turn](), Transcript(), list[EditedLine]()
         self._session, self._context, self._seed = session, context, seed
 
     async def request(self, text: str, max_turns: int) -> Episode:
@@ -104,7 +104,7 @@ class UserConversation:
             if isinstance(call, ToolCall) and call.name == EDIT and said == EDITED:
                 path, old, new = (call.arguments[name] for name in ("path", "old", "new"))
                 before = self.files[path]
-                self.edits.append(Edit(answer, path, before[: before.index(old)].count("\n")))
+                self.edits.append(EditedLine(answer, path, before[: before.index(old)].count("\n")))
                 self.files[path] = before.replace(old, new)
 
 

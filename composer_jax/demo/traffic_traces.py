@@ -81,7 +81,8 @@ class TrafficExpert:
         texts = message_texts(self._tok, context)
         if self._pending is not None:
             turn, self._pending = self._pending, None
-        elif self._last is None:
+            return turn
+        if self._last is None:
             turn = next(self._script)
         elif self._last.call.name == FINISH:
             return self._last

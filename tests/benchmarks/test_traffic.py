@@ -63,7 +63,7 @@ def test_the_committed_rows_are_complete():
     assert out["kill_points"] >= 30 and out["false_alarms"] <= 0.05 < out["fixed_false_alarms"]
     assert out["gate_equal"] >= 0.9 and out["gate_worse"] <= 0.05
     assert out["poison_moves"] <= out["poison_bound"] and out["poison_moves"] < out["poison_moves_uncapped"]
-    assert out["poison_truth"] > 0.2 > out["poison_truth_uncapped"] and out["batch_bytes"] < 4000
+    assert out["poison_truth"] > 0.2 > out["poison_truth_uncapped"] and out["batch_bytes"] < 20_000
     assert min(out["baseline_shrinkage"], out["baseline_ridge"]) >= 0.8 and abs(out["baseline_gradient_z"]) < 3
 
 

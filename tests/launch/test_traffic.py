@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from composer_jax.checkpoint.weight_chain import Shard, WeightPublisher, WeightReceiver
-from launch import hosts, traffic
+from composer_jax.stages import traffic_simulation
+from launch import flags, hosts, traffic
 from tests.launch.in_process import run_here
 
 
@@ -121,3 +122,29 @@ def test_wrong_flags_are_one_sentence(run, weights, words, sentence):
     name, *rest = (word.format(weights=weights) for word in words)
     code, out, err = run(name, *rest)
     assert code == 2 and out is None and sentence in err and len(err.strip().splitlines()) == 1
+
+
+def test_simulate_has_a_config_and_publishes_beside_the_run(tmp_path, capsys, monkeypatch):
+    seen = []
+
+    def simulate(run, cycles, sessions):
+        seen.append((run.config.rl.publish, run.config.traffic.users_options, cycles, sessions))
+        return [{"step": 1}]
+
+    monkeypatch.setattr(traffic_simulation, "simulate", simulate)
+
+    def command(*words):
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            argv, define = ["launch.traffic", "simulate", *words], traffic.define_with_config
+            flags.run(traffic.main, argv, define=define, arguments="simulate", processes=hosts.SINGLE_PROCESS)
+        return end.value.code, *capsys.readouterr()
+
+    option = "--config.traffic.users_options.population=mine.json"
+    code, out, err = command("--config=tiny:traffic_smoke", option, f"--workdir={tmp_path / 'run'}", "--cycles=2")
+    assert code == 0 and json.loads(out.splitlines()[-1]) == {"cycles": [{"step": 1}]}, err
+    assert seen == [(str(tmp_path / "run" / "weights"), {"population": "mine.json"}, 2, 256)]
+    code, _, err = command(f"--workdir={tmp_path / 'other'}")
+    assert code == 2 and "--config is missing" in err
+    code, _, err = command("--config=tiny:traffic_smoke", f"--workdir={tmp_path / 'run'}", "--server=x")
+    assert code == 2 and "--server is not a flag of simulate" in err

@@ -29,7 +29,6 @@ from composer_jax.stages.traffic_update import NothingLearned, learner_of, open_
 from composer_jax.train.loop import STATE
 from launch import hosts, traffic
 from tests.launch.in_process import run_here
-from tests.stages.command_line import finish, kill_when, start
 from tests.stages.traffic_run import batch_of, get_config, sample_sessions, with_advantage
 
 SESSIONS = 10
@@ -196,27 +195,25 @@ def test_an_update_that_is_killed_anywhere_gives_the_same_bits_and_one_version(w
 
 
 @pytest.mark.slow
-def test_kill_9_of_launch_traffic_train(whole, tmp_path_factory):
-    """The command is killed once it has learned from its first minibatch; started again, it ends as if it never was."""
+def test_launch_traffic_train_learns_from_the_batch_on_disk(whole, capsys):
     folder, sessions = whole
-    cache, learned_by = tmp_path_factory.mktemp("xla"), []
-    for is_killed in (False, True):
-        back_to(folder, "before")
-        manifest = {"release": 1, "chain": str(folder / "weights"), "anchor": 0}
-        rows_of_sessions = [{"session": f"session{i}"} for i in range(SESSIONS)]
-        write_batch(folder / "run", 1, manifest | {"sessions": rows_of_sessions}, sessions)
-        train = functools.partial(start, folder / "run", "train", entry="launch.traffic", cache=cache)
-        if is_killed:
-            kill_when(train(), lambda: bool(rows(folder)))
-        result = finish(train())
-        assert result.returncode == 0, result.stderr
-        shown = json.loads(result.stdout.splitlines()[-1])["releases"][0]
-        assert (shown["state"], shown["version"]) == ("trained", 1)
-        assert set(ChainFiles(str(folder / "weights")).versions()) == {0, 1}
-        learned_by.append((learned(folder), published(folder, 1)))
-    assert learned_by[0] == learned_by[1]
-    refused = finish(train())
-    assert refused.returncode == 2 and "release 1 is trained, and this is for one that is labelled" in refused.stderr
+    back_to(folder, "trained")
+    expected = learned(folder), published(folder, 1)
+    back_to(folder, "before")
+    train = ("train", f"--workdir={folder / 'run'}")
+    command = functools.partial(run_here, capsys, traffic, arguments="COMMAND", processes=hosts.NO_DEVICES)
+    code, _, err = command(*train)
+    assert code == 2 and "has no batch; make it with launch.traffic batch" in err
+    manifest = {"release": 1, "chain": str(folder / "weights"), "anchor": 0}
+    named = [{"session": f"session{i}"} for i in range(SESSIONS)]
+    write_batch(folder / "run", 1, manifest | {"sessions": named}, sessions)
+    code, out, err = command(*train)
+    assert code == 0, err
+    shown = json.loads(out.splitlines()[-1])["releases"][0]
+    assert (shown["state"], shown["version"]) == ("trained", 1)
+    assert (learned(folder), published(folder, 1)) == expected
+    code, _, err = command(*train)
+    assert code == 2 and "release 1 is trained, and this is for one that is labelled" in err
 
 
 @pytest.mark.slow

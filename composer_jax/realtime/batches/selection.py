@@ -113,7 +113,12 @@ class Selection:
 def select_sessions(candidates: Iterable[LabelledSession], rules: SelectionRules) -> Selection:
     """Returns the sessions that can be trained, in their order."""
     selection = Selection()
+    oldest = min(rules.versions.versions, default=0)
     for candidate in candidates:
+        newest = candidate.label.last_version
+        if newest is not None and newest < oldest:  # it says so without its turns, at every look for new sessions
+            selection.dropped_sessions["version"] += 1
+            continue
         traffic = read_window(candidate, rules.horizon)
         if isinstance(traffic, str):
             selection.dropped_sessions[traffic] += 1
@@ -160,19 +165,18 @@ def _select_turns(
     answers = continued_turns(dataclasses.replace(traffic, turns=[t for t in traffic.turns if t.kind != "side"]))
     preferred = _preferred(traffic, answers)
     shares = dict(zip((turn.id for turn in answers), not_overwritten(traffic, answers), strict=True))
-    continued, allowed = {turn.id for turn in answers}, rules.versions.of_session(candidate.record)
+    order, allowed = {turn.id: i for i, turn in enumerate(answers)}, rules.versions.of_session(candidate.record)
     with_routes = _with_routes(traffic.turns, rules.route_shape)
     trained: dict[str, SelectedTurn] = {}
     reasons: collections.Counter[str] = collections.Counter()
     for turn in traffic.turns:
         path = path_of(turn, by_id)
-        before = sum(one.time < turn.time for one in answers if one.id != turn.id)
-        later = len(answers) - before - (turn.id in continued)
+        before = order.get(turn.id, sum(one.time < turn.time for one in answers))
         place = None
-        if turn.id in continued:
-            place = AnswerPlace(turn.answer, later, shares[turn.id])
-        elif turn.kind == "summary" and all(one.id in continued or one.kind != "main" for one in path):
-            place = AnswerPlace("", later)
+        if turn.id in order:
+            place = AnswerPlace(turn.answer, len(answers) - before - 1, shares[turn.id])
+        elif turn.kind == "summary" and all(one.id in order or one.kind != "main" for one in path):
+            place = AnswerPlace("", len(answers) - before)
         is_wanted = place is not None or turn.id in preferred
         reason = _reason(turn, path, is_wanted, allowed, rules) or ("" if turn.id in with_routes else "routes")
         if reason:

@@ -91,6 +91,30 @@ def test_the_advantage_is_the_return_minus_the_baseline_in_deviations_of_the_bat
     assert np.corrcoef(kept, expected[::2])[0, 1] > 0.8
 
 
+def test_an_answer_that_was_rejected_is_compared_with_the_one_that_was_preferred(new_traffic, collecting, tmp_path):
+    traffic = new_traffic()
+    write_sessions(traffic)
+    rejected, _ = traffic.answer("again", [1, 2], [10, 11], user="user7")
+    traffic.event("again", "regenerate", rejected)
+    traffic.answer("again", [1, 2], [12], user="user7")
+    rules = dataclasses.replace(RULES, cap_user=0.34)
+    make_batch(collecting, tmp_path, [traffic.label()], rules)
+    batch = read_batch(tmp_path, 1)
+    row = batch.manifest["sessions"][-1]
+    other, chosen = row["turns"]
+    turns = [turn for one in batch.manifest["sessions"] for turn in one["turns"] if turn["return"] is not None]
+    deviation = np.std([turn["return"] - turn["baseline"] for turn in turns])
+    assert (other["preference"], chosen["preference"], other["return"]) == (-0.5, 0.5, None)
+    assert other["advantage"] == pytest.approx(-0.5 * row["weight"])
+    standard = (chosen["return"] - chosen["baseline"]) / deviation
+    assert chosen["advantage"] == pytest.approx(row["weight"] * np.clip(standard + 0.5, -3, 3))
+    rows = batch.groups[len(batch.groups) - 1].episodes[0].transcript.rows()
+    assert [one.tokens.tolist() for one in rows] == [[1, 2, 10, 11], [1, 2, 12]]
+    weights = {one["user"]: one["weight"] for one in batch.manifest["sessions"]}
+    assert min(weights.values()) < 1 and row["weight"] == 1
+    assert batch.manifest["monitors"]["largest_shares"]["cap_user"] == pytest.approx(0.34)
+
+
 def test_the_commands_begin_a_release_and_make_its_batch(new_traffic, chain, tmp_path, capsys):
     def run(name, *words):
         return run_here(

@@ -131,6 +131,18 @@ def test_turns_are_dropped_by_their_reasons_and_the_others_stay(new_traffic):
     assert set(selection.dropped_turns) | set(selection.dropped_sessions) <= set(REASONS)
 
 
+def test_sessions_of_old_versions_are_dropped_unread(new_traffic, monkeypatch):
+    traffic = new_traffic()
+    for version in (1, 2, 4):
+        traffic.answer(f"s{version}", [1, 2], [10], version=version)
+    folder, names = traffic.label(), []
+    labelled, read = candidates(folder), folder.read
+    monkeypatch.setattr(folder, "read", lambda name: names.append(name) or read(name))
+    selection = select_sessions(labelled, SelectionRules(H, VERSIONS))
+    assert set(trained(selection)) == {"s2"} and selection.dropped_sessions == {"version": 2}
+    assert names == ["s2", "s4"] and selection.turns_of_dropped == {"version": 1}
+
+
 def test_a_secret_drops_its_turn_and_all_after_it(new_traffic, text):
     secret = list(text.tokenizer.encode("password=hunter2abc9"))
     traffic = new_traffic()

@@ -15,6 +15,7 @@ import pytest
 
 from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.mesh import make_mesh
+from composer_jax.realtime.batches.turn_tree import own_routes, session_transcript
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.engine import Sampler
 from composer_jax.serve.bodies import CompletionBody
@@ -75,6 +76,31 @@ def test_a_conversation_with_a_network_is_stored_with_all_that_training_needs(se
     assert all(turn.template == root.template and turn.seconds > 0 for turn in session.turns)
     routes = [np.load(io.BytesIO(base64.b64decode(turn.routing))) for turn in session.turns]
     assert len(routes[0]) == 3 + 8 - 1 and len(routes[1]) == 2 + 8  # from the parent's last token on
+
+
+def test_every_id_of_a_row_has_the_experts_that_the_network_chose_for_it(served, network, folder):
+    """Compared with those of the whole row as one prompt, also on a fork and after the history was shortened."""
+    with served(None, engine=network, keeps_routing=True) as (server, _):
+        first = [1, 2, 3]
+        first += server.ask(first, seed=1)["choices"][0]["token_ids"]
+        for seed, said in ((2, [4, 5]), (3, [6])):
+            server.ask([*first, *said], seed=seed)
+        server.ask([1, 2, 9, 9], seed=4)
+    turns = stored(folder)["s"].turns
+    rows = session_transcript(turns, {turn.id for turn in turns}, has_routes=True).rows()
+    assert len(rows) == 3 and sum(int(row.trained.sum()) for row in rows) == sum(len(turn.tokens) for turn in turns)
+    with served(None, engine=network, keeps_routing=True) as (server, _):
+        for i, row in enumerate(rows):
+            assert not len(row.tokens_without_routes())
+            server.ask(row.tokens.tolist(), session=f"whole {i}", max_tokens=1)
+    for i, row in enumerate(rows):
+        (whole,) = stored(folder)[f"whole {i}"].turns
+        expected = own_routes(whole)
+        assert expected is not None and len(expected) == len(row.tokens)
+        np.testing.assert_array_equal(row.routes[:-1], expected[:-1])
+        ends = {tuple(turn.tokens): turn.logprobs for turn in turns}
+        last = next(tokens for tokens in ends if row.tokens.tolist()[-len(tokens) :] == list(tokens))
+        np.testing.assert_array_equal(row.logprobs[-len(last) :], np.float32(ends[last]))
 
 
 def test_the_user_is_stored_by_hash_and_sessions_in_any_words(served, text, folder):
@@ -313,3 +339,14 @@ def test_turns_keep_their_order_when_the_clock_goes_back(served, text, folder):
             server.ask([1, 2])
     stamps = [turn.time for turn in stored(folder)["s"].turns]
     assert stamps == sorted(stamps) and len({*stamps}) == 1
+
+
+def test_a_session_has_its_own_time_whatever_that_of_another_one_is(served, text, folder):
+    now = {"late": 2e9, "early": 1e9}
+    session = ["late"]
+    with served(lambda context: [9, *text.end_tokens[:1]], clock=lambda: now[session[0]]) as (server, _):
+        for session[0] in ("late", "early", "late"):
+            server.ask([1, 2], session[0])
+    assert {name: {turn.time for turn in one.turns} for name, one in stored(folder).items()} == {
+        name: {time} for name, time in now.items()
+    }
