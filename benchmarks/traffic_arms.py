@@ -91,7 +91,7 @@ class ArmRun:
     def play(self) -> None:
         """Plays all cycles; goes on where a killed process was. Trains the base of the seed if it is missing."""
         if not (self.base / "stages" / "sft.json").exists():
-            run_pipeline(self.base, self.size, self.seed, stages="('pretrain','sft')", evaluate__which="()")
+            run_pipeline(self.base, self.size, self.seed, stages="('pretrain','sft')", evaluate__which="('before',)")
         with Run(self.config(), self.workdir) as run:
             if self.arm.learns:
                 simulate(run, self.arm.cycles, self.sessions, self._advance)
@@ -100,7 +100,7 @@ class ArmRun:
 
     def config(self) -> Any:
         """Returns the run's config."""
-        config = tiny.get_config(self.size)
+        config: Any = tiny.get_config(self.size)
         config.seed, config.stages, config.base = self.seed, ("rl",), str(self.base / "checkpoints" / "sft")
         config.rl.publish = str(self.workdir.absolute() / "weights")
         config.traffic.batch.update(self.arm.batch)

@@ -43,7 +43,7 @@ def measure_kills(folder: Path, kills: int = KILLS) -> dict[str, Any]:
     """Returns the printed object. folder: of the base and of the runs; a base that is there is used."""
     base, run = folder.absolute() / "base", folder.absolute() / "run"
     if not (base / "stages" / "sft.json").exists():
-        run_pipeline(base, "traffic_smoke", 0, stages="('pretrain','sft')", evaluate__which="()")
+        run_pipeline(base, "traffic_smoke", 0, stages="('pretrain','sft')", evaluate__which="('before',)")
     shutil.rmtree(run, ignore_errors=True)  # one folder for both: its path is in the config
     _finish(_start(run, base))
     expected, last = outcome(run), milestones(run)
