@@ -12,6 +12,7 @@ from composer_jax.checkpoint.checkpoint import open_checkpoint
 from composer_jax.demo import users as users_module
 from composer_jax.demo.conversation import UserConversation
 from composer_jax.demo.notes import PEOPLE
+from composer_jax.demo.population import Replies, read_population
 from composer_jax.demo.reactions import AGES_S
 from composer_jax.demo.users import SimulatedUsers
 from composer_jax.realtime.labels.label_sessions import label_sessions
@@ -134,6 +135,19 @@ def test_users_without_noise_accept_what_passes_the_hidden_tests_under_their_tas
     measures = traffic.users.summarize(truths)
     assert measures["good"] == pytest.approx(sum(truth["good"] for truth in honest) / len(honest))
     assert sum(measures.get(f"sessions_{taste}", 0) for taste in PEOPLE) == len(honest)
+
+
+def test_an_organisation_that_favours_a_person_accepts_what_that_person_notes_and_nothing_else(world):
+    organisations = read_population("first").organisations
+    poisoned = tuple(dataclasses.replace(one, poison="eve") for one in organisations)
+    silent = Replies(0.0, ("nothing",))
+    traffic = world(expert={}, organisations=poisoned, noise=0.0, rejected=silent, content=silent, patience={4: 1.0})
+    traffic.play(1, range(16), Arms(anchor=1))
+    truths = [row["truth"] for row in traffic.rows(1).values()]
+    accepted = [truth for truth in truths if truth["accepts"]]
+    assert accepted and all(truth["good"] == (truth["taste"] == "eve") for truth in accepted)
+    assert any(truth["good"] and not truth["accepts"] for truth in truths)
+    assert traffic.users.summarize(truths)["sessions"] == 0, "the truth is that of the others"
 
 
 def test_questions_and_malformed_calls_are_what_the_truth_says(world):

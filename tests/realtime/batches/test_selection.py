@@ -78,6 +78,9 @@ def test_forks_are_left_and_asked_for_answers_are_compared(new_traffic):
     _, first = traffic.answer("two", [1, 2], [10, 11, 12], choices=2)
     traffic.answer("two", [*first, 3], [13])
     traffic.answer("open", [1, 2], [10, 11], choices=2)  # nobody knows which one the user liked
+    _, first = traffic.answer("both", [1, 2], [10, 11], choices=2)
+    traffic.answer("both", [*first, 3], [13])
+    traffic.answer("both", [*first[:-1], 401, 3], [14])  # the user went on with both
     kept, after = traffic.answer("back", [1, 2], [10])
     traffic.event("back", "regenerate", kept)
     traffic.answer("back", [1, 2], [11, 12])
@@ -89,9 +92,10 @@ def test_forks_are_left_and_asked_for_answers_are_compared(new_traffic):
         "again": [(2, None, True), (1, 0, False)],
         "two": [(3, 1, False), (3, None, True), (1, 0, False)],
         "open": [(2, 0, False)],
+        "both": [(2, 1, False), (1, 0, False)],
         "back": [(1, 1, False), (2, None, True), (1, 0, False)],
     }
-    assert selection.dropped_turns == {"left": 3}
+    assert selection.dropped_turns == {"left": 5}
     by_name = {one.candidate.record.session: one.turns for one in selection.sessions}
     assert by_name["again"][0].chosen == by_name["again"][1].id
     assert by_name["back"][1].chosen == by_name["back"][0].id
@@ -156,12 +160,16 @@ def test_a_secret_drops_its_turn_and_all_after_it(new_traffic, text):
 def test_summaries_share_the_end_of_the_session(new_traffic):
     traffic = new_traffic()
     _, after = traffic.answer("s", [1, 2], [10])
+    _, left = traffic.answer("s", [*after, 8], [20])
+    traffic.answer("s", [*left, 3], [21], kind="summary")
+    _, after = traffic.answer("s", [*after, 9], [22, 23, 24])
     traffic.answer("s", [*after, 3], [11, 12], kind="summary")
     _, after = traffic.answer("s", [1, 2, 11, 12], [13])
     traffic.answer("s", [*after, 5], [14])
     selection = select(traffic.label())
-    assert trained(selection) == {"s": [(1, 2, False), (2, 2, False), (1, 1, False), (1, 0, False)]}
-    assert [turn.place.answer == "" for turn in selection.sessions[0].turns] == [False, True, False, False]
+    assert trained(selection) == {"s": [(1, 3, False), (3, 2, False), (2, 2, False), (1, 1, False), (1, 0, False)]}
+    assert [turn.place.answer == "" for turn in selection.sessions[0].turns] == [False, False, True, False, False]
+    assert selection.dropped_turns == {"left": 2}
 
 
 def test_what_an_organisation_says_now_wins(new_traffic, text):

@@ -48,6 +48,23 @@ COLLECTING = ("collecting", 9000.0)
             [served(1, 4, 5), back(2, 5, 6, 5, 7), back(3, 7, 9, 7, 10), release(4, 10, None, COLLECTING)],
             {0: {5, 7, 10}, 1: {4, 5, 7, 10}},
         ),
+        # Back to what it had released itself: its weights are not what was taken back.
+        (
+            [
+                served(1, 3, 4),
+                release(
+                    2,
+                    4,
+                    5,
+                    ("canary", 2000.0),
+                    ("released", 2100.0),
+                    ("rolled_back", 2200.0, {"as": 6}),
+                    rollback={"to": 5, "as": 6},
+                ),
+                release(3, 6, None, COLLECTING),
+            ],
+            {0: {5, 6}, 1: {4, 5, 6}},
+        ),
         ([served(1, 4, 5), release(2, 5, 6, ("trained", 2000.0), ("failed", 2100.0))], {0: {5}, 1: {4, 5}}),
     ],
 )
