@@ -41,6 +41,7 @@ def test_the_interval_over_users_covers_the_truth_as_often_as_it_says():
                 {str(i): (float(rng.normal(skill[i] + gain, 0.3, n).sum()), int(n)) for i, n in enumerate(counts)}
             )
         result = clustered_difference(*sides)
+        assert result is not None
         covered += result["low"] <= 0.1 <= result["high"]
     assert 0.92 <= covered / runs <= 0.98
     assert clustered_difference({"a": (0.0, 0)}, {"a": (1.0, 1)}) is None
