@@ -14,6 +14,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from composer_jax.observe.progress import hide_progress
 from composer_jax.realtime.labels.label_sessions import label_sessions
 from composer_jax.realtime.labels.signal_types import LabelContext
@@ -23,7 +25,7 @@ from composer_jax.realtime.simulation import SimulatedCycle, SimulatedPolicy, Si
 from composer_jax.serve.traffic.records import SessionRecord
 
 WORLD = SimulatedWorld(users=20_000, sessions=20_000)
-"""Of one step of the canary."""
+"""Of one step of the canary, in which every user has one session."""
 GATE = 0.0
 """The fraction of a candidate that no user gets."""
 RELEASED = 1.0
@@ -31,11 +33,12 @@ Rates = Mapping[str, float | None]
 
 
 class ArmCycle(SimulatedCycle):
-    """The sessions of one arm's users."""
+    """The sessions of one arm's users, one of each."""
 
     def __init__(self, world: SimulatedWorld, policy: SimulatedPolicy, seed: int, arm: Arm, fraction: float) -> None:
         super().__init__(world, policy, seed)
         self._arm, self._fraction = arm, fraction
+        self.user = np.arange(world.sessions)
 
     def sessions(self) -> list[SessionRecord]:
         """Returns the records of the sessions whose users have the arm."""
@@ -58,23 +61,26 @@ def canary_fraction(anchor: Rates, candidate: Rates, seed: int, world: Simulated
     """
     policies: dict[Arm, SimulatedPolicy] = {"anchor": policy_of(anchor), "candidate": policy_of(candidate)}
     for step, fraction in enumerate(FRACTIONS):
-        rows: list[LabelRow] = []
+        opened: list[tuple[float, LabelRow]] = []
         for arm, policy in policies.items():
             cycle = ArmCycle(world, policy, seed + step, arm, fraction)
-            rows += _rows(cycle, arm, fraction)
+            opened += _rows(cycle, arm, fraction)
+        rows = [row for _, row in sorted(opened, key=lambda one: one[0])]
         decision, reason = decide(look(rows, CanaryRules()), CanaryRules(), CanaryRules().horizon_s)
         if decision in ("hold", "roll back"):
             return fraction, reason
     return RELEASED, ""
 
 
-def _rows(cycle: ArmCycle, arm: Arm, fraction: float) -> list[LabelRow]:
+def _rows(cycle: ArmCycle, arm: Arm, fraction: float) -> list[tuple[float, LabelRow]]:
+    """Returns (when its session opened, row) of every label that a canary reads."""
     hide_progress()
     context, database = LabelContext(SimulatedText()), sqlite3.connect(":memory:")
     labels = label_sessions(cycle, database, 3600.0, context=context, clock=lambda: cycle.all_aged).labels
     hide_progress(False)
+    opened = {record.session: record.opened for record in cycle.sessions()}
     return [
-        LabelRow(label.user, arm, fraction, value, name)
+        (opened[label.session], LabelRow(label.user, arm, fraction, value, name))
         for label in labels
         for name in CANARY_SIGNALS
         if (value := label.signals[name].value) is not None
