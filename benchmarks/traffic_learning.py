@@ -59,7 +59,7 @@ COLUMNS = (*SHOWN, "malformed_call_rate", "tokens")
 
 
 def measure(run: ArmRun) -> Row:
-    """Plays a run, and returns its row."""
+    """Plays a run, and returns its row, whose "seconds" are those of this process."""
     began = time.monotonic()
     run.play()
     users = SimulatedUsers(run.seed, run.population)
