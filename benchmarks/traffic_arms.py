@@ -23,7 +23,7 @@ from composer_jax.stages.simulated_traffic import Arms, SimulatedTraffic
 from composer_jax.stages.traffic_batch import learner_rows, make_batch
 from composer_jax.stages.traffic_cycle import CycleStep, Deployment, advance
 from composer_jax.stages.traffic_simulation import simulate, simulated_users
-from composer_jax.stages.traffic_update import ALGORITHM, open_chain, train_release
+from composer_jax.stages.traffic_update import ALGORITHM, NothingLearned, open_chain, train_release
 from configs import tiny
 
 CYCLES = 6
@@ -126,7 +126,10 @@ class ArmRun:
         batch = read_batch(run.path, folder.last.number)
         if self.arm.drops_failed_calls:
             batch = without_failed_calls(batch, run.path / "traffic", rules.horizon_s)
-        folder.record_candidate(train_release(run, folder.last, batch, self.arm.algorithm))
+        try:
+            folder.record_candidate(train_release(run, folder.last, batch, self.arm.algorithm))
+        except NothingLearned as error:
+            folder.move("failed", str(error))
         return CycleStep(folder.last.number, folder.last.state, "")
 
 
