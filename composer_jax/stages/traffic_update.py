@@ -60,11 +60,13 @@ class Minibatch:
     """Numbers of groups in the run's ledger."""
 
 
-def train_release(run: Run, release: Release, batch: TrafficBatch) -> int:
+def train_release(run: Run, release: Release, batch: TrafficBatch, algorithm: str = ALGORITHM) -> int:
     """Trains the candidate of a release on its batch and publishes it; returns its version, the anchor's plus one.
 
     Leaves a checkpoint in checkpoints/rl, one row for each minibatch in metrics/rl.jsonl, and the version in
     rl.publish.
+
+    algorithm: as rl.algorithm.name; another one may weigh sessions by anything but their given advantages.
 
     Raises:
       NothingLearned: no minibatch had anything to train, or all gradients were not finite. Nothing is written then.
@@ -88,7 +90,7 @@ def train_release(run: Run, release: Release, batch: TrafficBatch) -> int:
             WeightPublisher(release.chain).publish(published_shards(*weights), version, labels)
         else:
             publisher = WeightPublisher(release.chain)
-            state = _learn(run, release, batch, store, ledger, publisher)
+            state = _learn(run, release, batch, update_config(run, algorithm), store, ledger, publisher)
             publisher.publish(published_shards(state.params, state.router_bias), version, labels)
         if not run.config.rl.keep_groups:
             ledger.forget(ledger.admitted)
@@ -135,13 +137,13 @@ def learner_of(run: Run) -> str:
     return str(run.path / "checkpoints" / "rl")
 
 
-def update_config(run: Run) -> RLConfig:
-    """Returns the section of RL as updates from traffic use it."""
+def update_config(run: Run, algorithm: str = ALGORITHM) -> RLConfig:
+    """Returns the section of RL as updates from traffic use it. algorithm: its name or import path."""
     rl, rate = run.config.rl, run.config.traffic.learning_rate
     if rate is not None:
         constant = dataclasses.replace(rl.optimizer, peak=rate, warmup=0, decay="constant")
         rl = dataclasses.replace(rl, optimizer=constant)
-    return dataclasses.replace(rl, algorithm=dataclasses.replace(rl.algorithm, name=ALGORITHM, options={}))
+    return dataclasses.replace(rl, algorithm=dataclasses.replace(rl.algorithm, name=algorithm, options={}))
 
 
 def split_batch(sessions: int, config: TrafficConfig, group_size: int, seed: int) -> list[tuple[list[int], int]]:
@@ -166,12 +168,12 @@ def _learn(
     run: Run,
     release: Release,
     batch: TrafficBatch,
+    config: RLConfig,
     store: CheckpointStore,
     ledger: RolloutLedger,
     publisher: WeightPublisher,
 ) -> TrainState:
     """Plays and learns; returns the state after the last minibatch, whose checkpoint is complete."""
-    config = update_config(run)
     update, state, cursor = open_update(run, store, config)
     _require_rate(run, cursor)
     if cursor.weight_version != release.anchor:
