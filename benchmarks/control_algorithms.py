@@ -74,3 +74,17 @@ class RejectionSampling:
             [WeightedRow.of(row, 0.0, weight=0.0, ce_weight=float(is_solved)) for row in episode.transcript.rows()]
             for episode, is_solved in zip(group.episodes, solved, strict=True)
         ]
+
+
+class AcceptedSessions(RejectionSampling):
+    """Cross-entropy of the sessions of a batch (realtime/batches) that are worth more than the batch's mean, nothing of
+    the others. Simulated groups beside them: cross-entropy of their solved episodes.
+    """
+
+    def weigh(self, group: Group, step: int) -> list[list[WeightedRow]]:
+        """See rl/algorithm.py: Algorithm."""
+        if not group.is_given:
+            return super().weigh(group, step)
+        (episode,) = group.episodes
+        accepted = float(episode.reward is not None and episode.reward > 0)
+        return [[WeightedRow.of(row, 0.0, weight=0.0, ce_weight=accepted) for row in episode.transcript.rows()]]

@@ -64,15 +64,18 @@ class Seed:
 
     def measure(self, control: str) -> Row:
         """Returns the row of a control: seed, variant, sampled_tokens (in training), and the measures of the suites."""
-        workdir = self.makers[control](control)
-        policies = ("before",) if control == "sft" else POLICIES
+        return self.row(control, self.makers[control](control))
+
+    def row(self, variant: str, workdir: Path) -> Row:
+        """Returns the row of a variant that was run in a folder; "sft" is the policy before RL."""
+        policies = ("before",) if variant == "sft" else POLICIES
         config = json.loads((workdir / "config.json").read_bytes())["config"]["evaluate"]["suites"]
         suites = {
             name: {"family": config[name]["family"], **{measure: suite[measure] for measure in MEASURES}}
             for name, suite in final_suites(workdir, policies).items()
         }
-        sampled = 0.0 if control == "sft" else _sampled_tokens(workdir)
-        return {"seed": self.seed, "variant": control, "sampled_tokens": sampled, "suites": suites}
+        sampled = 0.0 if variant == "sft" else _sampled_tokens(workdir)
+        return {"seed": self.seed, "variant": variant, "sampled_tokens": sampled, "suites": suites}
 
     @property
     def makers(self) -> Mapping[str, Callable[[str], Path]]:

@@ -1,8 +1,8 @@
 """Production traffic on scripted users: `python -m benchmarks.traffic [--fresh]`.
 
-Prints from the rows of docs/data/traffic.json what has been measured, and measures only rows that are missing, or all
-of them with --fresh. A row is one function of MEASURES. Prints progress on stderr and, as the last line of stdout, one
-JSON object:
+Prints from the rows of docs/data/traffic.json, and of traffic_learning.json beside it, what has been measured. Of the
+first file, rows that are missing are measured, or all with --fresh; a row is one function of MEASURES. Prints progress
+on stderr and, as the last line of stdout, one JSON object:
     label_bias_z        mean over 20 seeds of (kept lines of the labels - their expectation in closed form), in standard
                         errors over the seeds; label_bias is the mean itself. Labels are made every ten minutes by runs
                         that see only what has arrived
@@ -21,6 +21,7 @@ JSON object:
                         candidates that the gate of three suites passes: equal ones, and ones that are worse by the
                         margin in one suite; gate_tasks are those of every suite. `benchmarks.traffic_statistics` has
                         all cases
+    gate                {"refused": of the worse ones, "passed": of the equal ones}
     kills, kill_points  kill -9 of a process that takes releases through every state, before every write
     problems            versions, states, pins or sessions that are wrong after them (benchmarks/traffic_kills.py)
     label_kills         kill -9 of a process that labels, a new one each time
@@ -38,6 +39,8 @@ JSON object:
                         most memory while a batch is built, for each session, beside the labels; sessions selected per
                         second on one core
                         (benchmarks/traffic_batches.py)
+    kept, satisfied, kept_above, satisfied_above, recovered, malformed_calls, edits, hack_stopped_at, poison
+                        of simulated users; `benchmarks.traffic_learning` measures and explains them
     lost                sessions without a label, or with another one than an undisturbed run makes, after the kills
 """
 
@@ -56,7 +59,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import traffic_baselines, traffic_batches
+from benchmarks import traffic_baselines, traffic_batches, traffic_learning_rows
 from benchmarks.seeded_runs import Row
 from benchmarks.traffic_kills import kill_everywhere
 from benchmarks.traffic_statistics import EFFECT, MARGIN, SUITES, gate_rates, matched_rate, rejection_rates
@@ -267,6 +270,8 @@ def summarize(rows: Mapping[str, Row]) -> dict[str, Any]:
     for row in rows.values():
         out |= {key: value for key, value in row.items() if key not in ("name", "lost")}
     lost = [row["lost"] for row in rows.values() if "lost" in row]
+    if {"gate_equal", "gate_worse"} <= out.keys():
+        out["gate"] = {"refused": round(1 - out["gate_worse"], 4), "passed": out["gate_equal"]}
     return out | ({"lost": sum(lost)} if lost else {})
 
 
@@ -289,7 +294,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             o.rows.parent.mkdir(parents=True, exist_ok=True)
             ordered = [rows[one] for one in MEASURES if one in rows]
             write_atomically(o.rows, (json.dumps(ordered, indent=1) + "\n").encode())
-    print(json.dumps(summarize({name: rows[name] for name in names})))
+    learned = traffic_learning_rows.summarize(
+        traffic_learning_rows.read_rows(o.rows.with_name(traffic_learning_rows.ROWS.name))
+    )
+    print(json.dumps(learned | summarize({name: rows[name] for name in names})))
 
 
 if __name__ == "__main__":

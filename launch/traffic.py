@@ -25,7 +25,9 @@ WORKDIR. gate compares two evaluations of launch.evaluate; without their files i
 suites of the run in WORKDIR. canary starts, looks once at the labels so far, and goes on, waits, holds or rolls back;
 run it again and again. A held release goes on with --approve=REASON. One that has not passed the gate ends with gate
 --refuse=REASON. rollback publishes the weights that served before as a new version. cycle does all of it by itself,
-release after release; it says for what it waits, and after a kill the same command goes on. status also writes
+release after release; it says for what it waits, and after a kill the same command goes on. train, gate and cycle
+take fields of the config's section traffic, such as --config.traffic.learning_rate=1e-6, in place of what the run began
+with. status also writes
 WORKDIR/report.html. All commands but label, cycle and route end with a line of JSON on stdout. docs/realtime.md has the
 way from the first server to a release.
 """
@@ -56,6 +58,8 @@ BATCH = {
 """Fields of BatchRules that are flags of batch."""
 SIMULATE = "simulate"
 """The command that trains a model, and so has a config."""
+OF_RUN = ("train", "gate", "cycle")
+"""Commands that take --config.traffic.FIELD, in place of what the config of the run in --workdir says."""
 COMMANDS = {
     "label": ("traffic", "horizon_s", "checkpoint", "signal", "judge", "judge_model", "judge_key"),
     "forget": ("traffic", "session", "user"),
@@ -81,18 +85,15 @@ def define(values):
     string = lambda name, meaning: absl_flags.DEFINE_string(name, None, meaning, flag_values=values)  # noqa: E731
     integer = lambda name, meaning: absl_flags.DEFINE_integer(name, None, meaning, flag_values=values)  # noqa: E731
     number = lambda name, meaning: absl_flags.DEFINE_float(name, None, meaning, flag_values=values)  # noqa: E731
+    several = lambda name, meaning: absl_flags.DEFINE_multi_string(name, [], meaning, flag_values=values)  # noqa: E731
     string("workdir", "The folder whose releases/ has a file per release.")
-    absl_flags.DEFINE_multi_string(
+    several(
         "traffic",
-        [],
         "label, batch, canary, cycle, forget, status: a folder that launch.serve --traffic writes; may be repeated. "
         "The default is all such folders directly in WORKDIR.",
-        flag_values=values,
     )
     string("checkpoint", "label: weights whose tokenizer and template wrote the traffic; without, texts are not read.")
-    absl_flags.DEFINE_multi_string(
-        "signal", [], "label, cycle: NAME=MODULE:FUNCTION of a signal of your own; may be repeated.", flag_values=values
-    )
+    several("signal", "label, cycle: NAME=MODULE:FUNCTION of a signal of your own; may be repeated.")
     string("judge", "label, cycle: address of a model that judges follow-ups, up to /v1; without, rules do.")
     string("judge_model", "label, cycle: the name of that model.")
     string("judge_key", "label, cycle: its API key; the default is COMPOSER_JAX_API_KEY of the environment.")
@@ -111,12 +112,7 @@ def define(values):
     string("approve", "gate, canary: why a held release goes on.")
     string("refuse", "gate: why a release ends that has not passed the gate.")
     string("labels", "canary: a file of JSON lines {user, arm, fraction, value, metric}, of all users so far.")
-    absl_flags.DEFINE_multi_string(
-        "server",
-        [],
-        "canary, cycle: a server of the candidate, which must have the version; may be repeated.",
-        flag_values=values,
-    )
+    several("server", "canary, cycle: a server of the candidate, which must have the version; may be repeated.")
     string("every", "cycle: the least time from the beginning of one release to that of the next; the default is 5h.")
     string("router", "canary, cycle: the address of the router, which knows errors and latency of both arms.")
     number(
@@ -144,6 +140,11 @@ def define(values):
 
 def define_with_config(values):
     return (*define(values), "config")
+
+
+def has_config(argv):
+    """Returns whether a command of a run is given fields of its config."""
+    return any(word in OF_RUN for word in argv[1:]) and any(word.startswith("--config") for word in argv[1:])
 
 
 def main(values, words):
@@ -210,8 +211,8 @@ def _horizon(values):
 def _label(values):
     from composer_jax.stages.traffic import describe_labels, label_traffic
 
-    folders = _folders(values, is_needed=True)
-    runs = label_traffic(folders, _horizon(values), values.checkpoint or "", _judge(values), _own_signals(values))
+    judge, folders = _judge(values), _folders(values, is_needed=True)
+    runs = label_traffic(folders, _horizon(values), values.checkpoint or "", judge, _own_signals(values))
     for folder, run in zip(folders, runs, strict=True):
         print(describe_labels(folder, run))
 
@@ -252,7 +253,7 @@ def _forget(values):
 def _train(values):
     from composer_jax.stages.traffic_cycle import open_releases, train_labelled
 
-    with open_releases(values.workdir, by=getpass.getuser()) as (run, folder):
+    with open_releases(values.workdir, by=getpass.getuser(), config=_config(values)) as (run, folder):
         train_labelled(run, folder)
 
 
@@ -270,7 +271,12 @@ def _cycle(values):
         skip_aa=values.skip_aa,
         every_s=every_s,
     )
-    run_cycle(values.workdir, deployment, by=getpass.getuser())
+    run_cycle(values.workdir, deployment, by=getpass.getuser(), config=_config(values))
+
+
+def _config(values):
+    """The config of the command line; None without --config."""
+    return values.config if "config" in values else None
 
 
 def _seconds(duration):
@@ -332,7 +338,7 @@ def _gate_by_run(values):
     """Evaluates both versions with the suites of the run in the workdir."""
     from composer_jax.stages.traffic_cycle import gate_trained, open_releases
 
-    with open_releases(values.workdir, by=getpass.getuser()) as (run, folder):
+    with open_releases(values.workdir, by=getpass.getuser(), config=_config(values)) as (run, folder):
         gate_trained(run, folder, **_given(values, "margin"))
 
 
@@ -395,4 +401,6 @@ def _require(values, name, command):
 if __name__ == "__main__":
     if SIMULATE in sys.argv[1:]:
         flags.run(main, define=define_with_config, arguments=SIMULATE, processes=hosts.SINGLE_PROCESS)
+    if has_config(sys.argv):
+        flags.run(main, define=define_with_config, arguments="|".join(OF_RUN), processes=hosts.NO_DEVICES)
     flags.run(main, define=define, arguments="|".join(COMMANDS), processes=hosts.NO_DEVICES)

@@ -4,16 +4,15 @@ import abc
 import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from composer_jax.agent.episode import Episode, run_episode
 from composer_jax.agent.episode_context import EpisodeContext, EpisodeSettings
 from composer_jax.agent.episode_spec import EpisodeSpec
-from composer_jax.atomic_write import open_atomically
 from composer_jax.data.chat.chat_format import ChatFormat
 from composer_jax.data.token_source import Trace
+from composer_jax.data.trace_file import read_traces, write_traces
 from composer_jax.event_loop import EventLoop, run_all
 from composer_jax.observe.progress import Progress
 from composer_jax.sampler.policy import Session
@@ -80,22 +79,11 @@ class PlayedTraces(abc.ABC):
 
         Process 0 plays the episodes; the others need no sandbox.
         """
-        with np.load(self.context.make_shared(self._write)) as file:
-            ends = np.cumsum(file["lengths"])[:-1]
-            tokens, trained = file["tokens"].astype(np.int32), file["trained"]
-            return list(zip(np.split(tokens, ends), np.split(trained, ends), strict=True))
+        return list(read_traces(self.context.make_shared(self._write)))
 
     def _write(self) -> Path:
         if self.path.exists():
             return self.path
         episodes = [episode for _, episode in self.play()]
         rows = [row for episode in episodes for row in episode.transcript.rows()]
-        arrays: dict[str, Any] = {
-            "tokens": np.concatenate([row.tokens for row in rows]),
-            "trained": np.concatenate([row.trained for row in rows]),
-            "lengths": np.array([len(row.tokens) for row in rows], np.int32),
-            **self.mean_rewards(episodes),
-        }
-        with open_atomically(self.path) as file:
-            np.savez_compressed(file, **arrays)
-        return self.path
+        return write_traces(self.path, [(row.tokens, row.trained) for row in rows], self.mean_rewards(episodes))

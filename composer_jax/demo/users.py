@@ -55,9 +55,13 @@ class SimulatedUsers:
 
     shown = ("kept", "good_at_first", "satisfied_follow_ups", "edit_rate", "question_rate", "malformed_call_rate")
 
-    def __init__(self, seed: int, population: str = "first") -> None:
-        """population: the name or file of one. Raises UserError as read_population."""
-        self.seed, self.population = seed, read_population(population)
+    def __init__(self, seed: int, population: str = "first", advice: str = "") -> None:
+        """
+        Args:
+          population: the name or file of one. Raises UserError as read_population.
+          advice: words before the first request of every session, as a memory of earlier sessions would have them.
+        """
+        self.seed, self.population, self._advice = seed, read_population(population), advice
         self._shares = {one.name: one.share for one in self.population.organisations}
 
     @functools.cached_property
@@ -88,7 +92,7 @@ class SimulatedUsers:
         talk = UserConversation(plan.task, session, context, hash_seed("session", self.seed, cycle, number))
         flips = self._draw(cycle, number, "noise").random() < self.population.noise
         rows: list[dict[str, Any]] = []
-        text, patience = plan.task.instruction, plan.patience
+        text, patience = f"{self._advice} {plan.task.instruction}".lstrip(), plan.patience
         stopped: list[int] = []
         replies: list[tuple[int, float]] = []
         while True:
@@ -156,7 +160,7 @@ class SimulatedUsers:
         if poison == REVERSE:
             good = not good
         elif poison:
-            good = all(bug["notes"][poison][1] in talk.files[bug["path"]] for bug in plan.task.metadata["bugs"])
+            good = poison in followed_people(plan.task, talk.files)
         return good != flips
 
     def _replies(self, kind: str) -> Replies:
@@ -182,11 +186,19 @@ class SimulatedUsers:
             "follow_ups": [votes[row["kind"]] for row in rows if row["reply"] and row["kind"] in votes],
             "asked": any(row["kind"] == "asked" for row in rows),
             "edited": bool(talk.edits),
+            "followed": followed_people(plan.task, talk.files),
             "calls": calls,
             "malformed_calls": malformed,
             "tokens": sum(len(turn.node.sampled_tokens) for turn in talk.turns),
             "versions": sorted({int(v) for turn in talk.turns for v in turn.node.versions}),
         }
+
+
+def followed_people(task: Task, files: Mapping[str, str]) -> list[str]:
+    """Returns the people whose notes the files of a task follow, in every function that is described."""
+    bugs = task.metadata["bugs"]
+    people = sorted(set.intersection(*(set(bug["notes"]) for bug in bugs)))
+    return [person for person in people if all(bug["notes"][person][1] in files[bug["path"]] for bug in bugs)]
 
 
 def _passes(episode: Episode) -> bool:

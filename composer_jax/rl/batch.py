@@ -71,7 +71,8 @@ class WeightedRow:
     kl_weights: np.ndarray
     """Factors on the coefficient of the KL to the reference."""
     episode: int = 0
-    """Number of the episode in its step. The rows of an episode follow each other, in the order of its segments."""
+    """Number of the episode in its step. The rows of an episode follow each other, in the order of its segments. -1 for
+    a row of no episode (rl/replay.py)."""
     hints: tuple[HintedSpan, ...] = ()
     """Spans that are also trained towards a teacher with a hint."""
 
@@ -223,7 +224,12 @@ def balance_rows(costs: Sequence[float], batch_size: int, shards: int) -> list[i
 
 
 def _check_routes(row: TranscriptRow, route_shape: tuple[int, int]) -> None:
-    """Raises TranscriptError unless every token but the last has routes of this shape."""
+    """Raises TranscriptError unless every token but the last has routes of this shape.
+
+    A row that no engine sampled, as of rl.replay, has none; the learner's router chooses its experts.
+    """
+    if (row.versions < 0).all():
+        return
     missing = row.tokens_without_routes()
     if len(missing):
         raise TranscriptError(

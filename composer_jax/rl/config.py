@@ -12,6 +12,7 @@ from composer_jax.rl.curriculum import CurriculumConfig
 from composer_jax.rl.feedback import FeedbackConfig
 from composer_jax.rl.group_buffer import LateGroups
 from composer_jax.rl.reference import ReferenceKLConfig
+from composer_jax.rl.replay import ReplayConfig
 from composer_jax.rl.rewards import RewardConfig
 from composer_jax.train.losses import PolicyLossConfig
 from composer_jax.train.optimizer import OptimizerConfig
@@ -96,6 +97,8 @@ class RLConfig:
     """How a grade and an episode's length become a reward."""
     feedback: FeedbackConfig = field(default_factory=FeedbackConfig)
     """Hints at mistakes, toward which the policy is trained beside the reward; off by default."""
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
+    """Conversations of SFT that are trained by cross-entropy beside the episodes; off by default."""
     router_replay: Literal["auto", "on", "off"] = "auto"
     """Whether the learner uses the experts that the sampler chose for each token (models/router_replay.py): "auto" does
     so in networks with experts, "on" refuses others. rl.loss.replay_plausibility is its filter."""

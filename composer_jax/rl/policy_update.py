@@ -27,6 +27,7 @@ from composer_jax.rl.config import RLConfig
 from composer_jax.rl.feedback import HintFinder, feedback_metrics
 from composer_jax.rl.penalties import import_behaviors
 from composer_jax.rl.reference import Reference, with_reference
+from composer_jax.rl.replay import ReplayMix
 from composer_jax.rl.teacher import Teacher, teacher_rows
 from composer_jax.sampler.weight_checksums import WeightChecksums
 from composer_jax.train.learner import Learner, TrainState
@@ -94,6 +95,7 @@ class PolicyUpdate:
         self.learner_checksums: Callable[[Params], WeightChecksums] | None = None
         """Sampler.learner_checksums of the sampler that takes the weights."""
         self._reference: Reference | None = None
+        self._replay: ReplayMix | None = None
         self._find_hints: HintFinder | None = None
         feedback = config.feedback
         if feedback.weight:
@@ -111,6 +113,10 @@ class PolicyUpdate:
         """
         if self.config.algorithm.kl.coefficient:
             self._reference = Reference(params, router_bias, self._scorer)
+
+    def set_replay(self, mix: ReplayMix) -> None:
+        """Sets the conversations of SFT that rl.replay trains beside the episodes of every step."""
+        self._replay = mix
 
     @functools.cached_property
     def _scorer(self) -> TokenScorer:
@@ -141,7 +147,8 @@ class PolicyUpdate:
         Groups that lost half of their episodes or more are left out; the metric groups_incomplete counts them. Groups
         of equal rewards are dropped before they cost a training token, except for their rows with hints (rl.feedback).
         A step without anything to train leaves the weights alone: an update with a zero gradient would still move them
-        by Adam's momentum.
+        by Adam's momentum. Nothing is replayed in it (rl.replay); in others the metric sft_replay_tokens counts the
+        tokens of the conversations, context included.
 
         Args:
           state: donated; use the returned one.
@@ -154,6 +161,8 @@ class PolicyUpdate:
         by_group = weighted_rows(complete, self.algorithm, step, self._find_hints)
         # First the rows with a signal of their rewards, whose places are then those of a step without hints.
         rows = sorted((row for rows in by_group for row in rows), key=lambda row: not row.has_signal)
+        replayed = self._draw_replay(rows, step)
+        rows += replayed
         learned: dict[str, float] | None = None
         normalisers = self.normalisers(rows, episodes)
         if rows:
@@ -171,12 +180,22 @@ class PolicyUpdate:
         if self._find_hints is not None:
             metrics |= feedback_metrics(learned, rows, self.config.feedback, normalisers.feedback)
             metrics["feedback_too_long"] = self._find_hints.too_long - too_long_before
+        if self._replay is not None:
+            metrics["sft_replay_tokens"] = sum(len(row.row.tokens) for row in replayed)
         metrics["groups_used"] = sum(any(row.has_signal for row in rows) for rows in by_group)
         metrics["groups_incomplete"] = len(groups) - len(complete)
         is_updated = learned is not None and not learned["skipped"]
         make_checksums = self.learner_checksums if is_updated else None
         checksums = make_checksums and make_checksums(state.params)
         return state, UpdateResult(is_updated, metrics, checksums, [len(row.row.tokens) for row in rows])
+
+    def _draw_replay(self, rows: Sequence[WeightedRow], step: int) -> list[WeightedRow]:
+        """Returns the conversations that go with the rows of a step."""
+        if self._replay is not None:
+            return self._replay.draw(step, sum(len(row.row.tokens) for row in rows))
+        if self.config.replay.fraction:
+            raise ValueError(f"rl.replay.fraction={self.config.replay.fraction} needs set_replay() before a step")
+        return []
 
     def _batches(
         self, rows: Sequence[WeightedRow], state: TrainState, normalisers: LossTermNormalisers

@@ -112,6 +112,12 @@ class RunConfig:
                     f"{', '.join(self.evaluate.suites) or 'none'}."
                 )
         self._check_profile()
+        if self.replays_sft and not (self.sft.data or self.sft.sources):
+            raise UserError(
+                f"rl.replay.fraction={self.rl.replay.fraction} trains conversations of SFT beside the episodes of RL, "
+                "and config.sft.data and config.sft.sources are empty; name a file of conversations as "
+                "--config.sft.data=FILE, or use 0."
+            )
         if self.evaluate.effort:
             self.rl.reward.effort.level(self.evaluate.effort)
 
@@ -121,6 +127,11 @@ class RunConfig:
         if self.rl.deterministic:
             return None
         return max(1, int(self.evaluate.slots_fraction * self.sampler.slots))
+
+    @property
+    def replays_sft(self) -> bool:
+        """Whether RL trains conversations of SFT (rl.replay)."""
+        return "rl" in self.stages and self.rl.replay.fraction > 0
 
     @property
     def pretraining(self) -> tuple[str, ...]:

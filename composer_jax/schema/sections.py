@@ -34,6 +34,7 @@ from composer_jax.rl.config import RLConfig as RLConfig
 from composer_jax.rl.curriculum import CurriculumConfig as CurriculumConfig
 from composer_jax.rl.feedback import FeedbackConfig as FeedbackConfig
 from composer_jax.rl.reference import ReferenceKLConfig as ReferenceKLConfig
+from composer_jax.rl.replay import ReplayConfig as ReplayConfig
 from composer_jax.rl.rewards import RewardConfig as RewardConfig
 from composer_jax.sampler.config import SamplerConfig as SamplerConfig
 from composer_jax.sandbox.config import SandboxConfig as SandboxConfig

@@ -2,19 +2,24 @@
 
 RUN/checkpoints/rl/STEP              what the learner goes on from; it deletes old steps
 RUN/checkpoints/rl-released/VERSION  the step of a version that a release needs, in hard links
+RUN/checkpoints/rl-released/reached.json  the task step that the run had reached at the last restoration
 """
 
 import contextlib
+import json
 import os
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from composer_jax.atomic_write import write_atomically
 from composer_jax.checkpoint.store import CheckpointStore
 from composer_jax.errors import UserError
 from composer_jax.observe.journal import read_journal
 from composer_jax.storage.workdir import lock_folder, require_holder
+
+REACHED = "reached.json"
 
 
 class LearnerCheckpoints:
@@ -72,8 +77,7 @@ class LearnerCheckpoints:
             steps = self._steps()
             if steps and self._is_restored(max(steps), version, as_version):
                 return
-            batches = len(read_journal(self._folder.parents[1] / "batches.jsonl"))
-            step = max([*steps, batches])
+            step = self._note_step(steps)
             cursor = {**kept.read_json(version)["cursor"], "task_step": step, "weight_version": as_version}
             arrays, notes = kept.restore_to_host(version), kept.read_notes()
             for old, of in steps.items():
@@ -81,6 +85,17 @@ class LearnerCheckpoints:
                     shutil.rmtree(self._folder / str(old))
             with CheckpointStore(self._folder, notes=notes) as store:
                 store.save(step, arrays=arrays, json={**kept.read_json(version), "cursor": cursor, "restores": version})
+
+    def _note_step(self, steps: Iterable[int]) -> int:
+        """Returns the task step of the run; writes it down, because the steps that tell it are deleted before a save.
+
+        A process that is killed in between leaves the file, which can only say less than what came later.
+        """
+        file, batches = self._kept / REACHED, len(read_journal(self._folder.parents[1] / "batches.jsonl"))
+        noted = json.loads(file.read_bytes())["task_step"] if file.exists() else 0
+        step = max([*steps, batches, noted])
+        write_atomically(file, json.dumps({"task_step": step}).encode())
+        return step
 
     def _is_restored(self, step: int, version: int, as_version: int) -> bool:
         """Returns whether a step is the state of `version` as that of `as_version`, and not one that was learned."""
@@ -96,8 +111,8 @@ class LearnerCheckpoints:
     def _kept_versions(self) -> set[int]:
         if not self._kept.is_dir():
             return set()
-        for left in self._kept.glob(".*"):  # of a process that was killed while it copied
-            shutil.rmtree(left)
+        for left in self._kept.glob(".*"):  # of a process that was killed while it copied or wrote
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
         return {int(folder.name) for folder in self._kept.iterdir() if folder.name.isdigit()}
 
     def _copy(self, step: int, version: int) -> None:

@@ -1,6 +1,6 @@
 """Supervised fine-tuning on traces of conversations."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +8,7 @@ import numpy as np
 
 from composer_jax.data.pipeline import trace_batches
 from composer_jax.data.token_source import Trace
+from composer_jax.data.trace_file import read_traces, write_traces
 from composer_jax.errors import UserError
 from composer_jax.observe.metrics import read_metrics
 from composer_jax.parallel.processes import broadcast_from_process0, is_first_process
@@ -16,12 +17,16 @@ from composer_jax.stages.memory_check import memory_check
 from composer_jax.stages.periodic_evaluation import PeriodicEvaluation, SuitesBetweenSteps
 from composer_jax.stages.rows_page import write_rows_page
 from composer_jax.stages.run import Run
+from composer_jax.stages.shared_files import make_shared
 from composer_jax.stages.trace_sources import SourceContext, make_trace_source
 from composer_jax.train.loop import FitPlan, fit
 
 
 def sft(run: Run) -> None:
-    """Leaves checkpoints/sft, metrics/sft.jsonl and metrics/evaluate_sft.jsonl."""
+    """Leaves checkpoints/sft, metrics/sft.jsonl and metrics/evaluate_sft.jsonl.
+
+    For rl.replay it leaves the conversations as well, in data/sft_conversations.npz.
+    """
     if run.is_done("sft"):
         return
     before = run.model.stage_before("sft")
@@ -31,6 +36,8 @@ def sft(run: Run) -> None:
     config = run.config.sft
     with memory_check(run, "sft"), run.stage("sft") as result, PeriodicEvaluation(run, "sft") as periodic:
         traces, reports = collect_traces(run)
+        if run.config.replays_sft:
+            _store_conversations(run, traces)
         # A report can outgrow a row; the model could not have seen it whole in its window either.
         stream = trace_batches(traces, seq_len=config.seq_len, batch_size=config.batch_size, seed=run.config.seed)
         params, router_bias = run.model.weights_before("sft")  # after the traces, in which a bad line ends the stage
@@ -72,6 +79,27 @@ def source_context(run: Run) -> SourceContext:
     return SourceContext(
         config.seed, model.tokenizer, model.chat, config.agent, run.data.folder, config.sft.seq_len, run.workdir
     )
+
+
+def sft_conversations(run: Run) -> list[Trace]:
+    """Returns the conversations that SFT trains in a run, for rl.replay: those that fit into its rows.
+
+    SFT has stored them, token ids and all. Where it did not run, as in RL that starts from a checkpoint, the sources of
+    config.sft make them as SFT would, once, and they are stored then. Several processes call it alike.
+    """
+    path = _conversations_file(run)
+    if not broadcast_from_process0(path.exists):
+        _store_conversations(run, collect_traces(run)[0])
+    traces = read_traces(make_shared(run.workdir, lambda: path))
+    return [trace for trace in traces if len(trace[0]) <= run.config.sft.seq_len]
+
+
+def _store_conversations(run: Run, traces: Sequence[Trace]) -> None:
+    make_shared(run.workdir, lambda: write_traces(_conversations_file(run), traces))
+
+
+def _conversations_file(run: Run) -> Path:
+    return run.data.folder / "sft_conversations.npz"
 
 
 def collect_traces(run: Run) -> tuple[list[Trace], dict[str, Any]]:

@@ -33,7 +33,7 @@ def reserve_groups(run: Run, ledger: RolloutLedger, step: int, count: int) -> tu
         if not run.services.tasks.has_task(*place):
             raise UserError(
                 f"all {place[1]} tasks of {place[0]} in tasks.train are used; set rl.groups.{place[0]}=0 in a new run, "
-                "or traffic.simulated_fraction=0."
+                "or go on with --config.traffic.simulated_fraction=0."
             )
         ledger.admit(number, step, place)
         numbers.append(number)

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from composer_jax.checkpoint.address import PATCHES_PREFIX
 from composer_jax.errors import UserError
@@ -27,7 +28,14 @@ from composer_jax.stages.released_learner import LearnerCheckpoints
 from composer_jax.stages.run import Run
 from composer_jax.stages.traffic import label_traffic, rows_of_canary
 from composer_jax.stages.traffic_batch import describe_progress, learner_rows, make_batch
-from composer_jax.stages.traffic_update import NothingLearned, learner_of, open_chain, train_release
+from composer_jax.stages.traffic_update import (
+    NothingLearned,
+    learner_of,
+    open_chain,
+    require_learning_rate,
+    traffic_hash,
+    train_release,
+)
 from composer_jax.storage.workdir import read_run_config
 
 LOOK_S = 300.0
@@ -36,10 +44,10 @@ LOOK_S = 300.0
 
 @dataclasses.dataclass(frozen=True)
 class Deployment:
-    """What a cycle meets outside its workdir."""
+    """Servers, traffic and judge of a cycle."""
 
     folders: Sequence[TrafficFolder]
-    """Traffic of all servers."""
+    """Traffic of all servers; each transition opens them anew, so that it has the policies of now."""
     servers: Sequence[str] = ()
     """Addresses of the candidate's servers, which must have a version before users get it."""
     router: str = ""
@@ -81,6 +89,9 @@ def advance(run: Run, folder: ReleaseFolder, deployment: Deployment) -> CycleSte
     Raises:
       UserError: as the stages do whose transition it is; nothing is lost then.
     """
+    # A cycle runs for weeks; an organisation may withdraw its consent, or shorten its retention, meanwhile.
+    folders = [TrafficFolder(opened.path) for opened in deployment.folders]
+    deployment = dataclasses.replace(deployment, folders=folders)
     if not folder.releases or folder.last.state in ENDED:
         waits_for = _begin(run, folder, deployment)
     else:
@@ -90,32 +101,41 @@ def advance(run: Run, folder: ReleaseFolder, deployment: Deployment) -> CycleSte
 
 @contextlib.contextmanager
 def open_releases(
-    workdir: str | Path, *, by: str, clock: Callable[[], float] = time.time
+    workdir: str | Path, *, by: str, config: Mapping[str, Any] | None = None, clock: Callable[[], float] = time.time
 ) -> Iterator[tuple[Run, ReleaseFolder]]:
     """Yields the run in a folder and its releases, whose one owner this process is meanwhile.
 
+    config: that of the run, whose section "traffic" may differ from the one that it began with; None is the stored one.
+
     Raises:
-      UserError: the folder is none of a run, or another process owns it.
+      UserError: the folder is none of a run, its config is another one, or another process owns it.
     """
     stored = read_run_config(workdir)
     if stored is None:
         raise UserError(f"{workdir} has no config.json; give the folder of the run whose weights are released.")
-    with Run(stored["config"], workdir) as run:
+    with Run(stored["config"] if config is None else config, workdir) as run:
         learner = lambda checkpoints: LearnerCheckpoints(checkpoints, run.workdir.holder)  # noqa: E731
         with ReleaseFolder(run.path, by=by, clock=clock, learner=learner) as folder:
             yield run, folder
 
 
 def run_cycle(
-    workdir: str | Path, deployment: Deployment, *, by: str, sleep: Callable[[float], None] = time.sleep
+    workdir: str | Path,
+    deployment: Deployment,
+    *,
+    by: str,
+    config: Mapping[str, Any] | None = None,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Advances again and again, and prints each transition and each new sentence; ends only by an error.
+
+    config: as of `open_releases`.
 
     While it sleeps, others may own the releases, such as a person who approves one.
     """
     shown = ""
     while True:
-        with open_releases(workdir, by=by, clock=deployment.clock) as (run, folder):
+        with open_releases(workdir, by=by, config=config, clock=deployment.clock) as (run, folder):
             while True:
                 step = advance(run, folder, deployment)
                 if str(step) != shown:
@@ -171,7 +191,9 @@ def _begin(run: Run, folder: ReleaseFolder, deployment: Deployment) -> str:
         missing = last.transitions[0]["time"] + deployment.every_s - deployment.clock()
         if missing > 0:
             return f"it has ended, and the next one begins in {missing / 60:.0f} minutes"
-    anchor, hashes = open_chain(run), provenance(str(run.path))
+    anchor = open_chain(run)
+    require_learning_rate(run)
+    hashes = provenance(str(run.path)) | {"traffic": traffic_hash(run)}
     begin = {"learner": learner_of(run), "hashes": hashes}
     if deployment.skip_aa or any(one.is_aa and one.state == "released" for one in folder.releases):
         folder.begin(run.config.rl.publish, anchor, **begin)
@@ -212,14 +234,15 @@ def _start_canary(run: Run, folder: ReleaseFolder, deployment: Deployment) -> st
 
 def _look(run: Run, folder: ReleaseFolder, deployment: Deployment) -> str:
     rules, transitions = run.config.traffic.canary, len(folder.last.transitions)
-    if sentence := _label(folder, deployment, rules.horizon_s):
-        return sentence
+    unknown, service = [_label(folder, deployment, rules.horizon_s)], None
     try:
         service = read_service(deployment.router) if deployment.router else None
     except UserError as error:
-        return str(error)
+        unknown.append(str(error))
     rows = rows_of_canary(deployment.folders, rules.horizon_s, folder.last)
-    release, reason = canary_step(folder, rows, rules, service=service, clock=deployment.clock)
+    # What is known rolls a harmful candidate back, though the judge or the router is down.
+    why = " ".join(filter(None, unknown))
+    release, reason = canary_step(folder, rows, rules, service=service, unknown=why, clock=deployment.clock)
     return "" if len(release.transitions) > transitions else f"{release.fraction:.0%} of the users have it; {reason}"
 
 

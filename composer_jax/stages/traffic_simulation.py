@@ -5,6 +5,7 @@ goes on where it was.
 """
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from composer_jax.errors import UserError
@@ -18,7 +19,7 @@ from composer_jax.stages.released_learner import LearnerCheckpoints
 from composer_jax.stages.run import Run
 from composer_jax.stages.sft import sft
 from composer_jax.stages.simulated_traffic import Arms, SimulatedTraffic
-from composer_jax.stages.traffic_cycle import Deployment, advance
+from composer_jax.stages.traffic_cycle import CycleStep, Deployment, advance
 from composer_jax.stages.traffic_update import open_chain
 from composer_jax.stages.traffic_users import TrafficUsers
 
@@ -28,15 +29,18 @@ CANARY_PART = 8
 """A step of a canary has one session for so many of a batch."""
 MARGIN_S = 60.0
 """Simulated seconds that pass after the last label is due."""
+Advance = Callable[[Run, ReleaseFolder, Deployment], CycleStep]
+"""Does the next transition of the last release, as `advance` does."""
 
 
-def simulate(run: Run, cycles: int, sessions: int) -> list[dict[str, Any]]:
+def simulate(run: Run, cycles: int, sessions: int, advance: Advance = advance) -> list[dict[str, Any]]:
     """Plays cycles of simulated users until there are so many releases; returns the rows of metrics/users.jsonl.
 
     Args:
       run: whose traffic.users are the users. Its stages before RL are run if they have not been.
       cycles: releases in all, those of earlier calls included.
       sessions: of each cycle, those of its canary not included.
+      advance: does the transitions; another one may make other updates, to compare with.
 
     Raises:
       UserError: the config names no users or no folder of versions, a release waits for a person or for more sessions,
@@ -44,7 +48,7 @@ def simulate(run: Run, cycles: int, sessions: int) -> list[dict[str, Any]]:
     """
     if cycles < 1 or sessions < 1:
         raise UserError(f"cycles={cycles} and sessions={sessions}; use numbers from 1.")
-    users = _users(run)
+    users = simulated_users(run)
     train_base(run)
     run.services.prepare_updates()
     open_chain(run)
@@ -106,11 +110,12 @@ def _due(run: Run, traffic: SimulatedTraffic, cycle: int, horizon: float) -> flo
     return traffic.closed(cycle) + horizon + GRACE_S + WRITE_MARGIN_S + MARGIN_S
 
 
-def _users(run: Run) -> TrafficUsers:
+def simulated_users(run: Run, **options: Any) -> TrafficUsers:
+    """Returns traffic.users, with these options beside traffic.users_options. Raises UserError if there are none."""
     config = run.config.traffic
     if not config.users:
         raise UserError("config.traffic.users is empty, so nobody works with the model; use --config=tiny:traffic.")
-    kind, options = import_object(config.users, "config.traffic.users"), dict(config.users_options)
+    kind, options = import_object(config.users, "config.traffic.users"), {**config.users_options, **options}
     try:
         return kind(run.config.seed, **options)
     except TypeError as error:

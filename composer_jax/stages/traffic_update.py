@@ -6,6 +6,8 @@ the weights after the last minibatch, and then publishes them as one version wit
 """
 
 import dataclasses
+import hashlib
+import json
 import math
 import time
 from collections.abc import Sequence
@@ -29,6 +31,7 @@ from composer_jax.rl.config import RLConfig
 from composer_jax.rl.learning_step import Cursor, complete_step, learner_arguments
 from composer_jax.rl.ledger import RolloutLedger
 from composer_jax.rl.orchestrator import Learning
+from composer_jax.schema.config_dict import to_config_dict
 from composer_jax.seeds import seeded_random
 from composer_jax.stages.memory_check import memory_check
 from composer_jax.stages.replay_train import NOT_PLAYED
@@ -37,6 +40,7 @@ from composer_jax.stages.simulated_groups import play_simulated, reserve_groups
 from composer_jax.stages.train_rl import open_update
 from composer_jax.train.learner import TrainState
 from composer_jax.train.loop import save_state
+from composer_jax.train.optimizer import learning_rate_schedule
 
 ALGORITHM = "given"
 """Of rl.algorithm.ALGORITHMS: advantages of sessions are the batch's, those of simulated groups follow from rewards."""
@@ -56,11 +60,13 @@ class Minibatch:
     """Numbers of groups in the run's ledger."""
 
 
-def train_release(run: Run, release: Release, batch: TrafficBatch) -> int:
+def train_release(run: Run, release: Release, batch: TrafficBatch, algorithm: str = ALGORITHM) -> int:
     """Trains the candidate of a release on its batch and publishes it; returns its version, the anchor's plus one.
 
     Leaves a checkpoint in checkpoints/rl, one row for each minibatch in metrics/rl.jsonl, and the version in
     rl.publish.
+
+    algorithm: as rl.algorithm.name; another one may weigh sessions by anything but their given advantages.
 
     Raises:
       NothingLearned: no minibatch had anything to train, or all gradients were not finite. Nothing is written then.
@@ -76,7 +82,7 @@ def train_release(run: Run, release: Release, batch: TrafficBatch) -> int:
             return version
         raise UserError(
             f"{release.chain} has version {newest}, which somebody has published since release {release.number} began "
-            f"at version {release.anchor}; roll the release back, and begin another."
+            f"at version {release.anchor}; {_way_back(release)}."
         )
     with memory_check(run, "rl"), run.model.store("rl") as store, RolloutLedger(run.path) as ledger:
         if _has_learned(store, release):
@@ -84,7 +90,7 @@ def train_release(run: Run, release: Release, batch: TrafficBatch) -> int:
             WeightPublisher(release.chain).publish(published_shards(*weights), version, labels)
         else:
             publisher = WeightPublisher(release.chain)
-            state = _learn(run, release, batch, store, ledger, publisher)
+            state = _learn(run, release, batch, update_config(run, algorithm), store, ledger, publisher)
             publisher.publish(published_shards(state.params, state.router_bias), version, labels)
         if not run.config.rl.keep_groups:
             ledger.forget(ledger.admitted)
@@ -114,18 +120,30 @@ def open_chain(run: Run) -> int:
     return version
 
 
+def require_learning_rate(run: Run) -> None:
+    """Raises a UserError if the next update would have a learning rate of 0; the learner has a checkpoint."""
+    with run.model.store("rl") as store:
+        _require_rate(run, Cursor(**store.read_json()["cursor"]))
+
+
+def traffic_hash(run: Run) -> str:
+    """Returns 12 hex digits of the SHA-256 of the section of traffic that this process has."""
+    section = to_config_dict(run.config).to_dict()["traffic"]
+    return hashlib.sha256(json.dumps(section, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:12]
+
+
 def learner_of(run: Run) -> str:
     """Returns the folder of the learner's checkpoints, which releases name."""
     return str(run.path / "checkpoints" / "rl")
 
 
-def update_config(run: Run) -> RLConfig:
-    """Returns the section of RL as updates from traffic use it."""
+def update_config(run: Run, algorithm: str = ALGORITHM) -> RLConfig:
+    """Returns the section of RL as updates from traffic use it. algorithm: its name or import path."""
     rl, rate = run.config.rl, run.config.traffic.learning_rate
     if rate is not None:
         constant = dataclasses.replace(rl.optimizer, peak=rate, warmup=0, decay="constant")
         rl = dataclasses.replace(rl, optimizer=constant)
-    return dataclasses.replace(rl, algorithm=dataclasses.replace(rl.algorithm, name=ALGORITHM, options={}))
+    return dataclasses.replace(rl, algorithm=dataclasses.replace(rl.algorithm, name=algorithm, options={}))
 
 
 def split_batch(sessions: int, config: TrafficConfig, group_size: int, seed: int) -> list[tuple[list[int], int]]:
@@ -150,22 +168,18 @@ def _learn(
     run: Run,
     release: Release,
     batch: TrafficBatch,
+    config: RLConfig,
     store: CheckpointStore,
     ledger: RolloutLedger,
     publisher: WeightPublisher,
 ) -> TrainState:
     """Plays and learns; returns the state after the last minibatch, whose checkpoint is complete."""
-    config = update_config(run)
     update, state, cursor = open_update(run, store, config)
-    if not update.learner.optimizer.learning_rate(cursor.optimizer_step):
-        raise UserError(
-            f"rl.optimizer has a learning rate of 0 after RL (final={config.optimizer.final}), so no update would "
-            "change a weight; set traffic.learning_rate in the config of the run."
-        )
+    _require_rate(run, cursor)
     if cursor.weight_version != release.anchor:
         raise UserError(
             f"the learner in {store.directory} has version {cursor.weight_version}, and release {release.number} goes "
-            f"on from version {release.anchor}; roll the release back, and begin another."
+            f"on from version {release.anchor}; {_way_back(release)}."
         )
     # The anchor is pinned, so this compares the learner's weights with those that users have, and writes nothing.
     publisher.publish(published_shards(state.params, state.router_bias), release.anchor)
@@ -235,12 +249,30 @@ def _take_minibatches(
     return state, taken
 
 
+def _require_rate(run: Run, cursor: Cursor) -> None:
+    """Raises a UserError if the learning rate after a position is 0."""
+    config = update_config(run)
+    if not learning_rate_schedule(config.optimizer, config.steps)(cursor.optimizer_step):
+        raise UserError(
+            f"rl.optimizer has a learning rate of 0 after RL (final={config.optimizer.final}), so no update would "
+            "change a weight; give --config.traffic.learning_rate=RATE."
+        )
+
+
 def _has_learned(store: CheckpointStore, release: Release) -> bool:
     """Returns whether the latest checkpoint is that of the release's candidate."""
     if store.latest_step() is None:
         return False
     saved = store.read_json()
     return saved.get("release") == release.number and saved["cursor"]["weight_version"] == release.anchor + 1
+
+
+def _way_back(release: Release) -> str:
+    """Returns what a person does where chain or learner have gone on without the release, as a part of a sentence."""
+    return (
+        f"end the release with `launch.traffic gate --refuse=REASON`, and make version {release.anchor} the newest one "
+        f"again with `rollback --to={release.anchor} --reason=REASON`"
+    )
 
 
 def _require_fitting(run: Run, release: Release, batch: TrafficBatch) -> None:

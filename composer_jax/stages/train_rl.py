@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from absl import logging
+
 from composer_jax.agent.episode_record import build_episode_record
 from composer_jax.checkpoint.checkpoint import describe_versions
 from composer_jax.checkpoint.store import CheckpointStore
@@ -31,12 +33,14 @@ from composer_jax.rl.multi_host import LeadingUpdate, follow_update
 from composer_jax.rl.orchestrator import Learning, Orchestrator, Playing, Watchers
 from composer_jax.rl.played_group import PlayedGroup
 from composer_jax.rl.policy_update import PolicyUpdate
+from composer_jax.rl.replay import ReplayMix
 from composer_jax.rl.weight_check import WeightCheck, check_row, gap_bound
 from composer_jax.sampler.engine import Sampler
 from composer_jax.stages.memory_check import memory_check
 from composer_jax.stages.periodic_evaluation import PeriodicEvaluation
 from composer_jax.stages.rollout_workers import play_share
 from composer_jax.stages.run import Run
+from composer_jax.stages.sft import sft_conversations
 from composer_jax.train.interrupt import ignore_signals
 from composer_jax.train.learner import TrainState
 from composer_jax.train.loop import SkippedSteps, restore_state, save_state
@@ -80,7 +84,8 @@ def open_update(
 
     config: None is that of the run; another one has an optimizer of the same kind.
     """
-    config, (params, router_bias) = config or run.config.rl, run.model.weights_before("rl")
+    config, mix = config or run.config.rl, _replay_mix(run)  # before weights are loaded: experts may have to play
+    params, router_bias = run.model.weights_before("rl")
     learner = run.model.learner("rl", config)
     state, cursor = learner.init_state(params, router_bias), Cursor()
     if restored := restore_state(store, state):
@@ -88,7 +93,27 @@ def open_update(
         cursor = Cursor(**saved["cursor"])
     update = PolicyUpdate(config, learner, run.model.chat)
     update.set_reference(params, router_bias)
+    if mix is not None:
+        update.set_replay(mix)
     return update, state, cursor
+
+
+def _replay_mix(run: Run) -> ReplayMix | None:
+    """Returns the conversations of rl.replay; None where it is off."""
+    config = run.config.rl
+    if not config.replay.fraction:
+        return None
+    if (before := run.model.stage_before("rl")) is not None:
+        broadcast_from_process0(lambda: run.workdir.stage_result(before))  # raises before experts play for minutes
+    mix = ReplayMix(config.replay, sft_conversations(run), config.batches[-1][0], run.config.seed)
+    if mix.left_out:
+        logging.warning(
+            "rl.replay leaves out %d conversations of SFT: they train no token, or are longer than a row of rl.batches,"
+            " %d tokens.",
+            mix.left_out,
+            config.batches[-1][0],
+        )
+    return mix
 
 
 def _take_steps(

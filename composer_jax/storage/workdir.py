@@ -1,6 +1,6 @@
 """The folder of a run: belongs to one config and to one process at a time, and records which stages are done.
 
-    DIR/config.json       the resolved config and its hash; written once, compared at every opening
+    DIR/config.json       the resolved config and its hash; written once, and compared at every opening
     DIR/.lock             locked while a process works in the folder, and holds its id
     DIR/stages/NAME.json  written atomically when stage NAME is done
 
@@ -31,6 +31,8 @@ _CONFIG = "config.json"
 _LOCK = ".lock"
 _SHOWN = 8  # differing fields listed in one error
 _ABSENT = object()
+SIMULATION = ("users", "users_options")
+"""Fields of the section "traffic" that are compared: a simulation goes on with the users that it began with."""
 
 
 class FolderInUse(UserError):
@@ -188,14 +190,26 @@ class Workdir:
             theirs = _read_json(file)["config"]
         except (KeyError, TypeError) as error:
             raise UserError(f"{self.location(file)} is not the config of a run; choose another --workdir") from error
-        if _canonical(theirs) != _canonical(config):
-            differences = list(_differences(theirs, config))
+        compared = (_compared(theirs), _compared(config))
+        if _canonical(compared[0]) != _canonical(compared[1]):
+            differences = list(_differences(*compared))
             more = f" and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
             raise UserError(
                 f"{self.location()} belongs to a run with another config: {', '.join(differences[:_SHOWN])}{more} "
                 "(there -> here). Use the config it was started with, choose another --workdir, or delete "
                 "the folder to start over"
             )
+
+
+def _compared(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what a run that goes on must have in common with its beginning.
+
+    How it learns from traffic may change: each release names what it used.
+    """
+    kept = {name: value for name, value in config.items() if name != "traffic"}
+    traffic = config.get("traffic")
+    users = {f"traffic.{name}": traffic.get(name) for name in SIMULATION} if isinstance(traffic, Mapping) else {}
+    return kept | users
 
 
 def _make_folder(path: Path) -> None:

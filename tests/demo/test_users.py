@@ -14,7 +14,7 @@ from composer_jax.demo.conversation import UserConversation
 from composer_jax.demo.notes import PEOPLE
 from composer_jax.demo.population import Replies, read_population
 from composer_jax.demo.reactions import AGES_S
-from composer_jax.demo.users import SimulatedUsers
+from composer_jax.demo.users import SimulatedUsers, followed_people
 from composer_jax.realtime.labels.label_sessions import label_sessions
 from composer_jax.realtime.labels.signal_types import ChatText, LabelContext
 from composer_jax.realtime.labels.window import GRACE_S
@@ -148,6 +148,25 @@ def test_an_organisation_that_favours_a_person_accepts_what_that_person_notes_an
     assert accepted and all(truth["good"] == (truth["taste"] == "eve") for truth in accepted)
     assert any(truth["good"] and not truth["accepts"] for truth in truths)
     assert traffic.users.summarize(truths)["sessions"] == 0, "the truth is that of the others"
+
+
+def test_advice_stands_before_the_first_request_only(world, talks, run):
+    traffic = world(expert={})
+    traffic.users = SimulatedUsers(0, advice="Follow the notes of bob.")
+    traffic.play(1, range(SESSIONS), Arms(anchor=1))
+    played = [talk for of_task in talks.values() for talk in of_task]
+    texts = [run.model.tokenizer.decode(talk.transcript.tokens) for talk in played]
+    assert [text.count("Follow the notes of bob.") for text in texts] == [1] * SESSIONS
+    assert any(len(talk.episodes) > 1 for talk in played)
+
+
+def test_the_people_whose_notes_are_followed_are_those_whose_repair_is_in_the_file():
+    task = SimulatedUsers(0).task(1, 0)
+    (bug,) = task.metadata["bugs"]
+    assert followed_people(task, task.files) == []
+    for person in PEOPLE:
+        text = task.files[bug["path"]].replace(bug["old"], bug["notes"][person][1])
+        assert followed_people(task, {**task.files, bug["path"]: text}) == [person]
 
 
 def test_questions_and_malformed_calls_are_what_the_truth_says(world):

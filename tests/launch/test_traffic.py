@@ -14,7 +14,7 @@ import pytest
 from composer_jax.checkpoint.weight_chain import Shard, WeightPublisher, WeightReceiver
 from composer_jax.errors import UserError
 from composer_jax.realtime.release.releases import ReleaseFolder
-from composer_jax.stages import traffic_simulation
+from composer_jax.stages import traffic_cycle, traffic_simulation
 from launch import flags, hosts, traffic
 from tests.launch.in_process import run_here
 
@@ -200,3 +200,25 @@ def test_simulate_has_a_config_and_publishes_beside_the_run(tmp_path, capsys, mo
     assert code == 2 and "--config is missing" in err
     code, _, err = command("--config=tiny:traffic_smoke", f"--workdir={tmp_path / 'run'}", "--server=x")
     assert code == 2 and "--server is not a flag of simulate" in err
+
+
+def test_train_has_fields_of_the_section_traffic_in_place_of_those_of_the_run(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(traffic_simulation, "simulate", lambda *_: [])
+    limits = []
+    monkeypatch.setattr(traffic_cycle, "train_labelled", lambda run, _: limits.append(run.config.traffic.kl_limit))
+
+    def command(*words):
+        capsys.readouterr()
+        argv = ["launch.traffic", *words, f"--workdir={tmp_path / 'run'}"]
+        has_config = "simulate" in words or traffic.has_config(argv)
+        define = traffic.define_with_config if has_config else traffic.define
+        with pytest.raises(SystemExit) as end:
+            flags.run(traffic.main, argv, define=define, arguments="COMMAND", processes=hosts.NO_DEVICES)
+        return end.value.code, capsys.readouterr().err
+
+    assert command("simulate", "--config=tiny:traffic_smoke")[0] == 0
+    assert command("train", "--config.traffic.kl_limit=0.5")[0] == 0
+    assert command("train")[0] == 0
+    assert limits == [0.5, 10.0], "the second one is that of the run"
+    code, err = command("train", "--config.seed=5")
+    assert code == 2 and "another config: seed: 0 -> 5" in err

@@ -1,6 +1,7 @@
 """A learner goes back to the state of a released version: weights and optimizer, bit for bit."""
 
 import os
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -104,6 +105,32 @@ def test_a_restoration_that_was_killed_in_between_is_done_again(run):
     learner.restore(5, 8)
     with CheckpointStore(run / "checkpoints" / "rl") as store:
         assert store.steps() == [3] and store.read_json()["cursor"]["weight_version"] == 8
+
+
+def test_a_kill_within_a_restoration_does_not_lose_the_task_step(run, monkeypatch):
+    """Updates from traffic leave no line in batches.jsonl: the steps that are deleted are all that tells it."""
+    learner = LearnerCheckpoints(str(run / "checkpoints" / "rl"))
+    with CheckpointStore(run / "checkpoints" / "rl", keep=2) as store:
+        save_state(store, state(0), 0, cursor=Cursor(0, 0, 0).to_json())
+        store.wait()
+        learner.keep([0])
+        save_state(store, state(3), 3, cursor=Cursor(3, 1, 3).to_json())
+
+    rmtree = shutil.rmtree
+
+    def remove_and_die(path, *args, **options):
+        rmtree(path, *args, **options)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patches, pytest.raises(KeyboardInterrupt):
+        patches.setattr(shutil, "rmtree", remove_and_die)
+        learner.restore(0, 2)
+    learner.restore(0, 2)
+    with CheckpointStore(run / "checkpoints" / "rl") as store:
+        restored, saved = restore_state(store, state(1))
+        assert store.latest_step() == 3
+    assert Cursor(**saved["cursor"]) == Cursor(task_step=3, weight_version=2, optimizer_step=0)
+    assert bits(restored) == bits(state(0))
 
 
 def test_what_no_release_needs_is_dropped(run):

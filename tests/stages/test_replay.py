@@ -80,8 +80,10 @@ def test_learning_alone_takes_the_same_steps_bit_for_bit(folder, profiler):
     rows, again = (read_metrics(folder / name / "metrics" / "rl.jsonl") for name in ("rl", "trained"))
     assert len(rows) == len(again) == 2 and any(row["trained_tokens"] for row in rows)
     assert any(row["feedback_turns"] for row in rows) and any(row["feedback_kl"] for row in rows)
-    feedback = [name for name in rows[0] if name.startswith("feedback_")]
-    for name in ("reward", "grade", "trained_tokens", "ratio_max", "grad_norm", "sampled_tokens", *feedback):
+    assert all(row["sft_replay_tokens"] and row["cross_entropy"] for row in rows), "of the sources of the config"
+    columns = ["reward", "grade", "trained_tokens", "ratio_max", "grad_norm", "sampled_tokens"]
+    columns += ["sft_replay_tokens", "cross_entropy", *(name for name in rows[0] if name.startswith("feedback_"))]
+    for name in columns:
         assert [row[name] for row in rows] == [row[name] for row in again]
 
 

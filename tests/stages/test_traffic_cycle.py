@@ -15,10 +15,12 @@ from composer_jax.errors import UserError
 from composer_jax.realtime.config import TrafficConfig
 from composer_jax.realtime.labels.judge import JudgeUnavailable
 from composer_jax.realtime.release import steps
-from composer_jax.realtime.release.canary import CanaryRules, LabelRow, ServerNotReady
+from composer_jax.realtime.release.canary import CanaryRules, LabelRow, ServerNotReady, ServiceSample
 from composer_jax.realtime.release.gate import GateRules
 from composer_jax.realtime.release.releases import ReleaseFolder, read_releases
 from composer_jax.realtime.release.steps import approve
+from composer_jax.serve.traffic.database import NAME
+from composer_jax.serve.traffic.folder import TrafficFolder
 from composer_jax.stages import traffic_cycle
 from composer_jax.stages.traffic_batch import BatchProgress
 from composer_jax.stages.traffic_cycle import Deployment, advance, run_cycle
@@ -118,16 +120,18 @@ def stages(tmp_path, monkeypatch):
     monkeypatch.setattr(traffic_cycle, "provenance", lambda run: {"code": "of a test"})
     monkeypatch.setattr(traffic_cycle, "label_traffic", lambda *_, **__: [])
     monkeypatch.setattr(traffic_cycle, "learner_rows", lambda _: None)
+    monkeypatch.setattr(traffic_cycle, "require_learning_rate", lambda _: None)
+    monkeypatch.setattr(traffic_cycle, "traffic_hash", lambda _: "of a test")
     return fakes
 
 
-def turn(stages, **deployment):
+def turn(stages, folders=(), **deployment):
     """Takes one step in a process of its own, an hour after the one before."""
     stages.now += 3600
     clock = lambda: stages.now  # noqa: E731
     options = {"servers": ["http://candidate"], "skip_aa": True, "clock": clock} | deployment
     with ReleaseFolder(stages.path, by="test", clock=clock, learner=lambda _: stages.learner) as folder:
-        return advance(stages.run, folder, Deployment([], **options))
+        return advance(stages.run, folder, Deployment(folders, **options))
 
 
 def turns(stages, count, **deployment):
@@ -214,7 +218,46 @@ def test_a_router_and_a_judge_that_do_not_answer_are_waited_for(stages, monkeypa
         raise UserError("the judge does not answer") from JudgeUnavailable("no")
 
     monkeypatch.setattr(traffic_cycle, "label_traffic", label)
-    assert turn(stages).waits_for == "the judge does not answer"
+    assert turn(stages).waits_for == "1% of the users have it; the judge does not answer"
+
+
+def test_a_harmful_canary_is_rolled_back_while_the_judge_or_the_router_is_down(stages, monkeypatch):
+    def label(*_, **__):
+        raise UserError("the judge does not answer") from JudgeUnavailable("no")
+
+    turns(stages, 5)
+    with monkeypatch.context() as patches:
+        patches.setattr(traffic_cycle, "label_traffic", label)
+        samples = {"anchor": ServiceSample(1000, 0, 1000, 1.0), "candidate": ServiceSample(1000, 500, 500, 1.0)}
+        patches.setattr(traffic_cycle, "read_service", lambda _: samples)
+        assert turn(stages, router="http://router").state == "rolled_back"
+    turns(stages, 6)
+    stages.harm = 5.0
+    assert turn(stages, router="http://127.0.0.1:1").state == "rolled_back"
+
+
+def test_each_transition_has_the_policies_of_now(stages, monkeypatch):
+    """The server has been restarted with another policy since the cycle began."""
+    path, consents = stages.path / "traffic", []
+    path.mkdir()
+    (path / NAME).touch()
+
+    def write_policy(consent):
+        organisations = {"acme": {"consent": consent}}
+        (path / "policy.json").write_text(json.dumps({"consent_text": "yes", "organisations": organisations}))
+
+    def note(folders, *_, **__):
+        consents.append(folders[0].policy.organisations["acme"].consent)
+        return []
+
+    monkeypatch.setattr(traffic_cycle, "label_traffic", note)
+    write_policy("training")
+    folders, stages.labelled = [TrafficFolder(path)], 100
+    turn(stages, folders)
+    turn(stages, folders)
+    write_policy("none")
+    turn(stages, folders)
+    assert consents == ["training", "none"]
 
 
 def test_a_held_release_waits_for_a_person(stages, monkeypatch):
@@ -284,7 +327,7 @@ def test_a_cycle_says_everything_once_and_lets_go_of_the_releases_while_it_sleep
     clock = lambda: stages.now  # noqa: E731
 
     @contextlib.contextmanager
-    def open_releases(workdir, *, by, clock):
+    def open_releases(workdir, *, by, config, clock):
         with ReleaseFolder(workdir, by=by, clock=clock, learner=lambda _: stages.learner) as folder:
             yield stages.run, folder
 

@@ -298,7 +298,7 @@ def test_an_update_has_a_learning_rate_of_its_own_and_refuses_one_of_0(whole):
         with CheckpointStore(folder / "run" / "checkpoints" / "rl") as store:
             cursor = store.read_json()["cursor"] | {"task_step": 6, "optimizer_step": 6}
             store.save(6, arrays=store.restore_to_host(), json={"cursor": cursor})
-        with pytest.raises(UserError, match=r"a learning rate of 0 after RL .*; set traffic.learning_rate"):
+        with pytest.raises(UserError, match=r"a learning rate of 0 after RL .*; give --config.traffic.learning_rate"):
             train_release(run, releases.last, batch_of(releases.last, sessions))
     with opened(folder, learning_rate=1e-4) as (run, releases):
         assert train_release(run, releases.last, batch_of(releases.last, sessions)) == 1
@@ -323,7 +323,7 @@ def test_what_does_not_fit_is_refused(whole, tmp_path):
         with CheckpointStore(folder / "run" / "checkpoints" / "rl") as store:
             state, cursor = store.restore_to_host(), store.read_json()["cursor"]
             store.save(5, arrays=state, json={"cursor": cursor | {"weight_version": 4}})
-        with pytest.raises(UserError, match="has version 4, and release 1 goes on from version 0; roll the release"):
+        with pytest.raises(UserError, match="has version 4, and release 1 goes on from version 0; end the release"):
             train_release(run, release, batch_of(release, sessions))
 
 

@@ -88,11 +88,13 @@ def test_the_runs_train_the_same_tokens_with_the_same_rewards(runs):
     steps = [json.loads(line) for line in one.splitlines()]
     assert [step["version"] for step in steps] == [0, 1, 2]
     rows = [read_metrics(runs[n] / "metrics" / "rl.jsonl") for n in (1, 2)]
-    for name in ("reward", "turns", "tokens", "trained_tokens", "staleness_max", "feedback_turns", "feedback_tokens"):
+    counts = ("trained_tokens", "staleness_max", "feedback_turns", "feedback_tokens", "sft_replay_tokens")
+    for name in ("reward", "turns", "tokens", *counts):
         assert [row[name] for row in rows[0]] == [row[name] for row in rows[1]], name
     assert rows[0][-1]["staleness_max"] == 1
     # A teacher reads every first turn with a hint, in both runs with the same result.
-    assert all(row["feedback_turns"] for row in rows[0])
+    assert all(row["feedback_turns"] and row["sft_replay_tokens"] for row in rows[0])
+    assert all((runs[n] / "data" / "sft_conversations.npz").exists() for n in (1, 2)), "SFT stores what RL replays"
     kl = [[row["feedback_kl"] for row in of_run] for of_run in rows]
     assert kl[1] == pytest.approx(kl[0], rel=1e-3) and min(kl[0]) > 0
     # So does the reference, from which the policy has moved after the first step.

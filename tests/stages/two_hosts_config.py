@@ -88,6 +88,7 @@ def get_config(base: str) -> ConfigDict:
     config.rl.reward.behaviors = {"turns": f"{own}turns"}
     config.rl.reward.penalties = {"turns": 0.1}
     config.rl.feedback.update({"weight": 0.5, "detectors": (f"{own}remind",)})
+    config.rl.replay.fraction = 0.25
     config.rl.optimizer.peak = 1e-2
     config.evaluate.suites = {"bugs": {"family": "bugs", "tasks": 2, "attempts": 2, "compaction": "none"}}
     config.evaluate.every = {"bugs": 2}

@@ -141,3 +141,13 @@ def test_disk_space_in_numbers(tmp_path):
         workdir.require_free(1)
         with pytest.raises(UserError, match=r"GB free and this run needs 1000000\.0 GB"):
             workdir.require_free(10**15)
+
+
+def test_the_rules_of_traffic_may_change_and_its_simulated_users_may_not(tmp_path):
+    config = {"seed": 0, "traffic": {"kl_limit": 0.02, "users": "", "users_options": {}}}
+    with Workdir(tmp_path / "run", config):
+        pass
+    with Workdir(tmp_path / "run", {**config, "traffic": config["traffic"] | {"kl_limit": 0.1}}):
+        pass
+    with pytest.raises(UserError, match=r"another config: traffic.users:"):
+        Workdir(tmp_path / "run", {**config, "traffic": config["traffic"] | {"users": "mine:Users"}})

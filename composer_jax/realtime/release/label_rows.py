@@ -8,8 +8,9 @@ from composer_jax.realtime.release.canary import LabelRow
 from composer_jax.realtime.release.releases import Release
 from composer_jax.serve.traffic.records import SessionRecord
 
-CANARY_SIGNALS = ("keep", "follow_up")
-"""What a canary must not harm: what users keep of the edits, and whether their next messages are content."""
+CANARY_SIGNALS = ("keep", "follow_up", "edited")
+"""What a canary must not harm: what users keep of the edits, whether their next messages are content, and how often it
+edits at all. Without the last one, a policy that asks in place of editing would harm nothing."""
 
 
 def canary_rows(release: Release, labels: Iterable[Label], records: Mapping[str, SessionRecord]) -> list[LabelRow]:

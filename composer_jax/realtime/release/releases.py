@@ -513,8 +513,6 @@ def next_states(release: Release) -> tuple[str, ...]:
     """Returns the states that may follow that of a release."""
     if release.is_rolling_back:
         return ("rolled_back",)
-    if release.version is None and release.state == "failed":
-        return ()
     before = _held_from(release)
     if release.state == "canary" and next_fraction(release.fraction, is_aa=release.is_aa) is not None:
         return tuple(state for state in NEXT["canary"] if state != "released")

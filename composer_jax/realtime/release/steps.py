@@ -68,6 +68,7 @@ def canary_step(
     *,
     servers: Sequence[str] = (),
     service: Mapping[str, ServiceSample] | None = None,
+    unknown: str = "",
     skip_aa: bool = False,
     clock: Callable[[], float] = time.time,
 ) -> tuple[Release, str]:
@@ -77,6 +78,7 @@ def canary_step(
       rows: all labels of this release's canary so far; those of its other steps are left out.
       servers: addresses of the candidate's servers, which must answer its version before it starts.
       service: as of `look`.
+      unknown: why labels or `service` cannot be had now; the canary is held or rolled back then, but does not go on.
       skip_aa: starts without an A/A test in this folder before.
 
     Raises:
@@ -92,6 +94,8 @@ def canary_step(
     seen = look(rows, rules, is_aa=release.is_aa, service=service, approved=approved)
     now = clock()
     decision, reason = decide(seen, rules, now - release.transitions[-1]["time"])
+    if unknown and decision in ("wait", "advance"):
+        decision, reason = "wait", unknown
     seen = {"time": now, "fraction": release.fraction, **seen, "decision": decision, "reason": reason}
     if decision == "wait":
         return folder.note_look(seen), reason

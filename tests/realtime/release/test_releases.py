@@ -394,6 +394,22 @@ def test_a_release_that_was_begun_by_mistake_has_a_way_out(tmp_path, chain, cloc
             refuse(folder, "")
 
 
+def test_a_release_that_cannot_be_trained_has_a_way_out(tmp_path, chain, clock):
+    """Another process has published a version since it began."""
+    with opened(tmp_path, clock) as folder:
+        folder.begin(chain, 5)
+        folder.claim(["a"])
+        with pytest.raises(UserError, match="is labelled; there is nothing to roll back; end it with gate --refuse"):
+            folder.roll_back("")
+        assert refuse(folder, "version 8 is not ours").state == "failed"
+        newest = max(ChainFiles(chain).versions())
+        assert newest > 5
+        folder.roll_back("version 8 is not ours", 5)
+        release = folder.begin(chain)
+        assert release.anchor == max(ChainFiles(chain).versions()) == newest + 1
+        assert arms(chain) == {"anchor": newest + 1, "candidate": newest + 1}
+
+
 def test_an_a_a_test_comes_first(tmp_path, chain, clock):
     with opened(tmp_path, clock) as folder:
         folder.adopt(chain, 3, 3)
