@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +120,7 @@ def _build(
     release, noted = folder.last, read_claim(workdir, folder.last.number)
     labeller = noted.get("labeller") or _newest_labeller(traffic, rules.horizon_s)
     claimed = set(release.sessions)
-    candidates = [one for one in _candidates(traffic, rules.horizon_s, labeller) if one.record.session in claimed]
+    candidates = _candidates(traffic, rules.horizon_s, labeller, lambda session: session in claimed)
     inputs = BatchInputs(
         release=release,
         releases=folder.releases,
@@ -155,14 +155,16 @@ def _select_free(
     _require_template(_template(traffic), folder.last.chain)
     labeller = _newest_labeller(traffic, rules.horizon_s)
     taken = {session for release in folder.releases for session in release.sessions}
-    candidates = [one for one in _candidates(traffic, rules.horizon_s, labeller) if one.record.session not in taken]
+    candidates = _candidates(traffic, rules.horizon_s, labeller, lambda session: session not in taken)
     chain = folder.last.chain
     require_versions(candidates, chain, max(ChainFiles(chain).versions(is_complete=False), default=-1))
     return select_sessions(candidates, held_to), labeller
 
 
-def _candidates(traffic: Sequence[TrafficFolder], horizon: float, labeller: str) -> list[LabelledSession]:
-    """Returns the sessions with a label, in the order of their opening."""
+def _candidates(
+    traffic: Sequence[TrafficFolder], horizon: float, labeller: str, is_wanted: Callable[[str], bool]
+) -> list[LabelledSession]:
+    """Returns the wanted sessions that have a label, in the order of their opening."""
     found: dict[str, LabelledSession] = {}
     for folder in traffic:
         records = {record.session: record for record in folder.sessions()}
@@ -172,7 +174,7 @@ def _candidates(traffic: Sequence[TrafficFolder], horizon: float, labeller: str)
             )
         organisations = folder.policy.organisations
         with contextlib.closing(open_database(folder.path)) as database:
-            labels = LabelStore(database).read(horizon, labeller) if labeller else []
+            labels = LabelStore(database).read(horizon, labeller, is_wanted=is_wanted) if labeller else []
         for label in labels:
             if record := records.get(label.session):
                 organisation = organisations.get(record.organisation)

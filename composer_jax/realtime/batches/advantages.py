@@ -79,7 +79,7 @@ def weigh_sessions(sessions: Sequence[SelectedSession], rules: BatchRules) -> Ba
     tokens = np.array([session.tokens for session in sessions], np.float64)
     caps = session_caps(sessions, rules)
     weights = cap_weights(tokens, caps)
-    standard = standardised(returns - baseline, rules.advantage_limit)
+    standard = standardised(returns - baseline)
     numbers = iter(zip(returns.tolist(), baseline.tolist(), standard.tolist(), strict=True))
     turns = []
     for session, weight in zip(sessions, weights.tolist(), strict=True):

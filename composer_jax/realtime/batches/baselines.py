@@ -181,15 +181,15 @@ def _fit(columns: np.ndarray, returns: np.ndarray, weights: np.ndarray):
     return lambda others: middle + (others - mean) / scale @ coefficients
 
 
-def standardised(residuals: np.ndarray, limit: float) -> np.ndarray:
-    """Returns residuals in standard deviations of the whole batch, clipped; zeros where all are equal.
+def standardised(residuals: np.ndarray) -> np.ndarray:
+    """Returns residuals in standard deviations of the whole batch; zeros where all are equal.
 
     Never by user: a user of whom all sessions are alike would get noise of the size of a signal.
     """
     deviation = float(residuals.std())
     if deviation <= 1e-12 * max(1.0, float(np.abs(residuals).max(initial=0.0))):
         return np.zeros_like(residuals)
-    return np.clip(residuals / deviation, -limit, limit)
+    return residuals / deviation
 
 
 def explained_variance(returns: np.ndarray, baseline: np.ndarray) -> float | None:

@@ -86,6 +86,7 @@ class LabelStore:
         since: float = 0.0,
         signals: Sequence[str] = (),
         most: int | None = None,
+        is_wanted: Callable[[str], bool] = lambda session: True,
     ) -> list[Label]:
         """Returns the labels of an age, by session; of the labeller of the newest label if none is given.
 
@@ -93,6 +94,7 @@ class LabelStore:
           since: Unix seconds; labels that start earlier are left out.
           signals: names of those that are read, which makes labels small; () for all.
           most: that many of them, with the latest starts; None for all.
+          is_wanted: whether a session's label is read; signals of others are not parsed.
         """
         labeller = labeller or self.newest_labeller(horizon)
         names = ", ".join(field.name for field in dataclasses.fields(Label) if field.name != "signals")
@@ -102,7 +104,8 @@ class LabelStore:
           WHERE horizon = ? AND labeller = ? AND start >= ? ORDER BY start DESC LIMIT ?) ORDER BY session"""
         limit = -1 if most is None else most
         rows = self._database.execute(query, (*paths, horizon, labeller, since, limit))
-        return [_from_row(row) for row in rows]
+        place = names.split(", ").index("session")
+        return [_from_row(row) for row in rows if is_wanted(row[place])]
 
     def newest_labeller(self, horizon: float) -> str:
         """Returns the labeller of the newest label of an age; empty without labels."""

@@ -214,6 +214,7 @@ def test_labels_are_read_from_a_moment_on_and_with_the_signals_that_are_asked_fo
     store.insert([dataclasses.replace(first, session=f"later {i}", start=first.start + i) for i in (1, 2)])
     assert [label.session for label in store.read(H, since=first.start + 1)] == ["later 1", "later 2"]
     assert [label.session for label in store.read(H, most=1)] == ["later 2"]
+    assert store.read(H, is_wanted=lambda session: session == "later 2") == store.read(H, most=1)
     (small, *_) = store.read(H, signals=("keep", "thumb", "no such signal"))
     assert small.signals == {name: first.signals[name] for name in ("keep", "thumb")}
 
