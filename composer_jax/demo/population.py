@@ -40,7 +40,7 @@ from typing import Any
 from composer_jax.demo.notes import PEOPLE
 from composer_jax.errors import UserError
 from composer_jax.seeds import seeded_random
-from composer_jax.serve.traffic.records import CONSENTS
+from composer_jax.serve.traffic.records import CONSENTS, Consent
 
 FOLDER = Path(__file__).with_name("populations")
 """Of the populations that come with the package; a name without a path is one of them."""
@@ -70,7 +70,7 @@ class SimulatedUser:
     name: str
     organisation: SimulatedOrganisation
     repository: str
-    consent: str
+    consent: Consent
     activity: float
     """Weight with which sessions of the organisation are this user's."""
     place: float

@@ -1,8 +1,11 @@
 """SimulatedUsers: the people of a population, who ask the served model to fix a bug and judge what it does.
 
 Their tasks are those of demo/notes.py with one bug, in which the person whose notes the user trusts is right. Nothing
-tells the model whose notes these are, and no task that its training has besides knows about notes: what users keep of
-its edits is the only source of it.
+tells the model beforehand whose notes these are: in SFT anybody's notes may be right, and the groups that an update
+plays have none. Before its first edit, what users kept of earlier ones is the only source of it. Within a session the
+visible tests of the repository tell, too: after "That is wrong" a model may try the next note until they pass, which
+raises `kept` and `satisfied_follow_ups` without any taste. `good_at_first` is of the answer to the first request,
+before that.
 """
 
 from __future__ import annotations
@@ -22,10 +25,10 @@ from composer_jax.demo.conversation import UserConversation
 from composer_jax.demo.notes import OneBug
 from composer_jax.demo.population import REVERSE, Population, Replies, SimulatedUser, choose, read_population
 from composer_jax.demo.reactions import SessionReactions, Verdict, invalid_calls
+from composer_jax.errors import UserError
 from composer_jax.realtime.labels.conversation import is_question
 from composer_jax.sampler.policy import Sample
 from composer_jax.seeds import hash_seed, seeded_random
-from composer_jax.serve.traffic.records import CONSENTS
 from composer_jax.stages.traffic_users import PlayedSession, SessionOpening, SessionTime
 from composer_jax.tasks.task import Task
 
@@ -71,10 +74,13 @@ class SimulatedUsers:
 
     def opening(self, cycle: int, number: int) -> SessionOpening:
         """See TrafficUsers."""
+        if number >= MOST_SESSIONS:
+            raise UserError(f"session {number} of a cycle; a cycle has {MOST_SESSIONS} sessions at most.")
         user = self._plan(cycle, number).user
-        consent = CONSENTS[CONSENTS.index(user.consent)]
         place = self._draw(cycle, number, "opening").random()
-        return SessionOpening(self.organisations[user.organisation.name], user.name, user.repository, consent, place)
+        return SessionOpening(
+            self.organisations[user.organisation.name], user.name, user.repository, user.consent, place
+        )
 
     def task(self, cycle: int, number: int) -> Task:
         """Returns what the user of a session asks for."""

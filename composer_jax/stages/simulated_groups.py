@@ -15,7 +15,7 @@ from composer_jax.stages.run import Run
 def reserve_groups(run: Run, ledger: RolloutLedger, step: int, count: int) -> tuple[GroupSource, list[int]]:
     """Returns the source of the run's groups and the numbers of `count` of them that no step has learned from.
 
-    Those that an earlier attempt at the same update has admitted are the first; a task is in one group only.
+    Groups that a killed attempt, or one that learned nothing, has admitted come first; a task is in one group only.
 
     step: RL steps that had been taken when the update began, which tells its groups from those of all others.
 

@@ -126,7 +126,8 @@ class SimulatedTraffic:
         Raises:
           UserError: the infrastructure lost a session, or the disk does not take one; the same call goes on.
         """
-        missing = [number for number in numbers if number not in self.rows(cycle)]
+        played = self.rows(cycle)
+        missing = [number for number in numbers if number not in played]
         opened = {number: self.users.opening(cycle, number) for number in missing}
         by_arm = {arm: [n for n in missing if arms.arm(opened[n].user) == arm] for arm in ("", "anchor", "candidate")}
         names = self._new_names(cycle, missing)
@@ -195,10 +196,11 @@ class SimulatedTraffic:
         with contextlib.closing(open_database(self.folder)) as database:
             stored = {name for (name,) in database.execute("SELECT session FROM sessions")}
             dead = {name for (name,) in database.execute("SELECT name FROM tombstones WHERE kind = 'session'")}
+        alive = stored - dead
         for number, name in names.items():
             tries = itertools.chain([name], (f"{name}-{attempt}" for attempt in itertools.count(2)))
             for attempt in tries:
-                if attempt in stored - dead:
+                if attempt in alive:
                     forget(self.folder, session=attempt, clock=self.clock)
                 elif attempt not in dead:
                     names[number] = attempt

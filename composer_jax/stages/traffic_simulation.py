@@ -12,7 +12,7 @@ from composer_jax.errors import UserError
 from composer_jax.extensions import import_object
 from composer_jax.observe.metrics import read_metrics
 from composer_jax.realtime.labels.window import GRACE_S, WRITE_MARGIN_S
-from composer_jax.realtime.release.releases import ENDED, Release, ReleaseFolder
+from composer_jax.realtime.release.releases import ENDED, Release, ReleaseFolder, read_releases
 from composer_jax.serve.traffic.folder import TrafficFolder
 from composer_jax.stages.pretrain import pretrain
 from composer_jax.stages.released_learner import LearnerCheckpoints
@@ -53,6 +53,7 @@ def simulate(run: Run, cycles: int, sessions: int, advance: Advance = advance) -
     run.services.prepare_updates()
     open_chain(run)
     traffic = SimulatedTraffic(run, users, run.config.rl.publish)
+    catch_up(run, traffic)
     learner = lambda checkpoints: LearnerCheckpoints(checkpoints, run.workdir.holder)  # noqa: E731
     with ReleaseFolder(run.path, by="simulation", clock=traffic.clock, learner=learner) as folder:
         while not _is_over(folder, cycles):
@@ -76,6 +77,13 @@ def train_base(run: Run) -> None:
         sft(run)
 
 
+def catch_up(run: Run, traffic: SimulatedTraffic) -> None:
+    """Lets the simulated time pass until the last transition: a person who decides has another clock."""
+    times = [row["time"] for release in read_releases(run.path) for row in release.transitions]
+    if times and max(times) > traffic.clock():
+        traffic.pass_until(max(times))
+
+
 def collect(run: Run, traffic: SimulatedTraffic, release: Release, sessions: int) -> None:
     """Plays the sessions of a release that collects, lets time pass until they can be labelled, and writes the truth.
 
@@ -83,13 +91,12 @@ def collect(run: Run, traffic: SimulatedTraffic, release: Release, sessions: int
     """
     cycle = release.number
     traffic.play(cycle, range(sessions), Arms(release.anchor))
-    rows = [row for number, row in traffic.rows(cycle).items() if number < sessions]
+    rows = traffic.rows(cycle).values()  # of earlier calls, too: the batch takes all of them
     traffic.pass_until(_due(run, traffic, cycle, run.config.traffic.batch.horizon_s))
     truth = traffic.users.summarize([row["truth"] for row in rows])
-    path = run.path / "metrics" / f"{METRICS}.jsonl"
-    if cycle not in {row["step"] for row in read_metrics(path)}:
-        with run.metrics(METRICS) as metrics:
-            metrics.write(cycle, version=release.anchor, **truth)
+    with run.metrics(METRICS) as metrics:
+        metrics.truncate_after(cycle - 1)  # the row of a call with fewer sessions
+        metrics.write(cycle, version=release.anchor, **truth)
     shown = {name: value for name, value in truth.items() if name in traffic.users.shown and value is not None}
     words = ", ".join(f"{name} {value:.2f}" for name, value in shown.items())
     print(f"simulation: cycle {cycle} with version {release.anchor}: {words}", file=sys.stderr, flush=True)
@@ -123,7 +130,7 @@ def simulated_users(run: Run, **options: Any) -> TrafficUsers:
 
 
 def _is_over(folder: ReleaseFolder, cycles: int) -> bool:
-    """Whether the last release has ended, what follows from its failure included."""
+    """Returns whether the last release has ended and, if the gate refused its candidate, was rolled back."""
     if not folder.releases or folder.last.state not in ENDED:
         return False
     is_undone = folder.last.state != "failed" or folder.last.version is None

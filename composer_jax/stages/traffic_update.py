@@ -69,7 +69,9 @@ def train_release(run: Run, release: Release, batch: TrafficBatch, algorithm: st
     algorithm: as rl.algorithm.name; another one may weigh sessions by anything but their given advantages.
 
     Raises:
-      NothingLearned: no minibatch had anything to train, or all gradients were not finite. Nothing is written then.
+      NothingLearned: no minibatch had anything to train, or all gradients were not finite. There is no checkpoint
+        and no version then; rows of metrics stay until the next update, which also learns from the groups that were
+        played.
       UserError: the batch is that of another release, chain or version; the learner holds other weights than the
         release's anchor; somebody has published since; or RL was interrupted.
     """
@@ -84,7 +86,11 @@ def train_release(run: Run, release: Release, batch: TrafficBatch, algorithm: st
             f"{release.chain} has version {newest}, which somebody has published since release {release.number} began "
             f"at version {release.anchor}; {_way_back(release)}."
         )
-    with memory_check(run, "rl"), run.model.store("rl") as store, RolloutLedger(run.path) as ledger:
+    with (
+        memory_check(run, "rl"),
+        run.model.store("rl") as store,
+        RolloutLedger(run.path, run.workdir.require_held) as ledger,
+    ):
         if _has_learned(store, release):
             weights = restore_weights(store, run.model.definition, run.stage_mesh("rl"))
             WeightPublisher(release.chain).publish(published_shards(*weights), version, labels)

@@ -13,8 +13,10 @@ from composer_jax.checkpoint.checkpoint import describe_versions
 from composer_jax.checkpoint.store import CheckpointStore
 from composer_jax.checkpoint.weight_chain import WeightPublisher
 from composer_jax.checkpoint.weight_shards import BackgroundPublisher
+from composer_jax.errors import UserError
 from composer_jax.models.model_def import ModelDef
 from composer_jax.observe.episodes import EpisodeRecord, read_episodes, write_episodes
+from composer_jax.observe.journal import read_journal
 from composer_jax.observe.metrics import MetricsWriter, read_metrics
 from composer_jax.observe.progress import Progress
 from composer_jax.parallel.processes import (
@@ -59,6 +61,7 @@ def train_rl(run: Run) -> None:
     config = run.config.rl
     broadcast_from_process0(lambda: len(run.services.tasks.train))  # refuses tasks before weights are loaded
     with memory_check(run, "rl"), run.stage("rl") as result, run.model.store("rl") as store:
+        broadcast_from_process0(lambda: _refuse_traffic(run, store))
         update, state, cursor = open_update(run, store)
         sampler = run.services.sampler_with(state.params, state.router_bias, version=cursor.weight_version)
         update.learner_checksums = sampler.learner_checksums
@@ -75,6 +78,17 @@ def train_rl(run: Run) -> None:
             "weight_gap_max": max(gaps, default=None),
             "compilations_after_first_tenth": sum(r["compilations"] for r in rows[max(1, len(rows) // 10) :]),
         }
+
+
+def _refuse_traffic(run: Run, store: CheckpointStore) -> None:
+    """Raises a UserError if the learner goes on from a release, whose steps RL has no groups of."""
+    saved = store.read_json() if store.latest_step() is not None else {}
+    has_begun = bool(read_journal(run.path / "batches.jsonl"))
+    if "release" in saved or ("restores" in saved and not has_begun):  # RL itself goes on from what was restored
+        raise UserError(
+            f"{run.path} has learned from traffic, after which there is no RL; go on with launch.traffic cycle or "
+            "simulate, or choose another --workdir."
+        )
 
 
 def open_update(

@@ -1,19 +1,22 @@
 """Cycles of simulated users in small: base, sessions, release, truth, and what a kill changes."""
 
 import json
+import types
 
 import numpy as np
 import pytest
 
-from composer_jax.checkpoint.weight_chain import ChainFiles, WeightReceiver
+from composer_jax.checkpoint.weight_chain import ChainFiles, Shard, WeightPublisher, WeightReceiver
+from composer_jax.demo.users import SimulatedUsers
 from composer_jax.errors import UserError
 from composer_jax.observe.metrics import read_metrics
-from composer_jax.realtime.release.releases import read_releases
+from composer_jax.realtime.release.releases import ReleaseFolder, read_releases
+from composer_jax.realtime.release.steps import refuse
 from composer_jax.serve.traffic.folder import TrafficFolder
 from composer_jax.stages import simulated_traffic, traffic_simulation
 from composer_jax.stages.run import Run
-from composer_jax.stages.simulated_traffic import SimulatedTraffic
-from composer_jax.stages.traffic_simulation import simulate
+from composer_jax.stages.simulated_traffic import Arms, SimulatedTraffic
+from composer_jax.stages.traffic_simulation import catch_up, collect, simulate
 from tests.demo.expert_engine import small_config
 
 SESSIONS = 8
@@ -126,3 +129,50 @@ def test_a_config_without_users_or_with_wrong_options_is_refused(start):
     with Run(*start("numbers")) as run, pytest.raises(UserError, match="cycles=0 and sessions=8"):
         simulate(run, 0, SESSIONS)
     assert read_metrics(folder / "metrics" / "users.jsonl") == []
+
+
+def test_the_simulated_time_goes_on_after_the_decision_of_a_person(start):
+    config, folder = start("held")
+    chain = config.rl.publish
+    with Run(config, folder) as run:
+        for version in (0, 1):
+            WeightPublisher(chain).publish({Shard("w", (0,), (8,)): np.full(8, version, np.float32)}, version)
+        traffic = SimulatedTraffic(run, SimulatedUsers(0), chain)
+        with ReleaseFolder(run.path, by="a person") as releases:
+            decided = releases.adopt(chain, 1, 0).transitions[-1]["time"]
+        assert traffic.clock() < decided
+        catch_up(run, traffic)
+        with ReleaseFolder(run.path, by="simulation", clock=traffic.clock) as releases:
+            assert refuse(releases, "no").state == "failed"
+        assert SimulatedTraffic(run, SimulatedUsers(0), chain).clock() == decided
+
+
+def test_the_truth_of_a_cycle_is_that_of_all_its_sessions(start):
+    """The first call has too few for a batch."""
+    with Run(*start("more")) as run:
+        truths = {}
+
+        def play(cycle, numbers, arms):
+            truths.update({number: {"truth": {"number": number}} for number in numbers})
+
+        traffic = types.SimpleNamespace(
+            play=play,
+            rows=lambda cycle: truths,
+            closed=lambda cycle: 0.0,
+            pass_until=lambda time: None,
+            users=types.SimpleNamespace(summarize=lambda rows: {"sessions": len(rows)}, shown=("sessions",)),
+        )
+        for cycle, sessions in ((1, 3), (1, 5), (2, 4)):
+            if cycle == 2:
+                truths.clear()
+            collect(run, traffic, types.SimpleNamespace(number=cycle, anchor=0), sessions)
+        rows = read_metrics(run.path / "metrics" / "users.jsonl")
+    assert [(row["step"], row["sessions"]) for row in rows] == [(1, 5), (2, 4)]
+
+
+def test_the_journal_of_a_cycle_is_read_once(start, monkeypatch):
+    with Run(*start("once")) as run:
+        traffic, reads = SimulatedTraffic(run, SimulatedUsers(0), run.config.rl.publish), []
+        monkeypatch.setattr(traffic, "rows", lambda cycle: reads.append(cycle) or dict.fromkeys(range(50)))
+        traffic.play(1, range(50), Arms(0))
+    assert len(reads) == 1

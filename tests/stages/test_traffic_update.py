@@ -26,6 +26,7 @@ from composer_jax.stages.released_learner import LearnerCheckpoints
 from composer_jax.stages.run import Run
 from composer_jax.stages.run_model import RunModel
 from composer_jax.stages.traffic_update import NothingLearned, learner_of, open_chain, split_batch, train_release
+from composer_jax.stages.train_rl import train_rl
 from composer_jax.train.loop import STATE
 from launch import hosts, traffic
 from tests.launch.in_process import run_here
@@ -256,6 +257,22 @@ def test_a_rollback_takes_the_learner_along_and_the_next_update_starts_there(who
     assert [row["step"] for row in rows(folder)] == [1, 2, 3, 4, 5, 6]
     places = [json.loads(line) for line in (folder / "run" / "rl" / "admitted.jsonl").read_text().splitlines()]
     assert len({(row["family"], row["index"]) for row in places}) == len(places), "a task is played by one group"
+
+
+@pytest.mark.slow
+def test_there_is_no_rl_after_traffic(whole):
+    folder, _ = whole
+    back_to(folder, "trained")
+    before = learned(folder), rows(folder)
+    with opened(folder) as (run, _), pytest.raises(UserError, match="has learned from traffic, after which there is"):
+        train_rl(run)
+    with opened(folder) as (run, releases):
+        releases.record_gate({"verdict": "fail", "reasons": ["worse"]})
+        releases.roll_back("the gate refuses it")
+        with pytest.raises(UserError, match="has learned from traffic"):
+            train_rl(run)
+    back_to(folder, "trained")
+    assert (learned(folder), rows(folder)) == before
 
 
 @pytest.mark.slow

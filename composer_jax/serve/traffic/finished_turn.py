@@ -25,7 +25,7 @@ class TurnRequest:
     tools: str
     """Fingerprint of the declared tools."""
     started: float
-    """Seconds of time.perf_counter."""
+    """Seconds of time.perf_counter, or of the writer's clock where that is not time.time."""
 
     @property
     def owned_session(self) -> OwnedSession:

@@ -106,13 +106,15 @@ class TrafficWriter:
     ) -> None:
         """Opens the folder, repairs what a killed server left, and starts the thread.
 
-        policy_file: see claim_policy. arm: of a canary, which this server serves. clock: Unix seconds.
+        policy_file: see claim_policy. arm: of a canary, which this server serves. clock: Unix seconds; one of
+        your own also tells how long an answer took.
 
         Raises UserError for a folder of another model or schema, without a consent text, with links that lead outside,
         or that another server writes into.
         """
         self.folder, self.limits, self.keeps_routing = Path(folder).absolute(), limits or TrafficLimits(), keeps_routing
         self.counts, self._text, self._arm, self._clock = TrafficCounts(), text, arm, clock
+        self._is_real_time = clock is time.time  # which may be set; what an answer took is measured by another clock
         fingerprint = text_fingerprint(text)
         self._lock = _claim_folder(self.folder)
         try:
@@ -184,7 +186,8 @@ class TrafficWriter:
             self.policy.text_hash,
         )
         declared = hashlib.sha256(json.dumps(tools, sort_keys=True).encode()).hexdigest()[:16] if tools else ""
-        request = TurnRequest(record, consent, headers.kind, answer, declared, time.perf_counter())
+        started = time.perf_counter() if self._is_real_time else record.opened
+        request = TurnRequest(record, consent, headers.kind, answer, declared, started)
         with self._condition:
             self._requests.add(request)
         return request
@@ -199,7 +202,7 @@ class TrafficWriter:
         seed: int,
     ) -> None:
         """Queues an answer that has ended, or drops its session. params, seed: how it was sampled."""
-        seconds, session = time.perf_counter() - request.started, request.owned_session
+        now, session = time.perf_counter(), request.owned_session
         with self._condition:
             if self._stopped or session in self._dropping:
                 self.counts.refused_turns += 1
@@ -211,7 +214,9 @@ class TrafficWriter:
                 if self._has_ended:
                     self._drop_late()
                 return
-            turn = FinishedTurn(request, choice, prompt, sample, params, seed, self._end_of(session), seconds)
+            end = self._end_of(session)
+            seconds = max(0.0, (now if self._is_real_time else end) - request.started)
+            turn = FinishedTurn(request, choice, prompt, sample, params, seed, end, seconds)
             self._queue.append(turn)
             self._queued_bytes += turn.nbytes
             limits = self.limits

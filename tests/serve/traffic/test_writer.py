@@ -26,7 +26,7 @@ from composer_jax.serve.traffic.retention import forget
 from composer_jax.serve.traffic.writer import TrafficLimits
 from tests.serve.scripted_engine import ScriptedEngine
 from tests.serve.test_control import wait_until
-from tests.serve.traffic.conftest import QUICK, all_bytes, offer, stored
+from tests.serve.traffic.conftest import QUICK, all_bytes, offer, open_request, stored
 from tests.stages.base_model import NETWORK, weights
 
 
@@ -330,6 +330,18 @@ def test_a_fraction_of_the_sessions_is_written(served, text, folder, policy_file
                 server.ask([1, 2], f"s{i}")
     sessions = stored(folder)
     assert 5 < len(sessions) < 35 and all(len(one.turns) == 2 for one in sessions.values())
+
+
+def test_a_clock_of_ones_own_tells_how_long_an_answer_took(new_writer, folder):
+    """As that of simulated users, for whom an answer takes the same time on every machine."""
+    now = [1e9]
+    writer = new_writer(clock=lambda: now[0])
+    request = open_request(writer, "one")
+    now[0] += 12.5
+    offer(writer, "one", request=request)
+    writer.close()
+    (turn,) = stored(folder)["one"].turns
+    assert (turn.seconds, turn.time) == (12.5, 1e9 + 12.5)
 
 
 def test_turns_keep_their_order_when_the_clock_goes_back(served, text, folder):
