@@ -74,7 +74,11 @@ def milestones(run: Path) -> int:
 
 
 def outcome(run: Path) -> dict[str, Any]:
-    """Returns what must not depend on kills. A session that was cut short has another id, so ids are left out."""
+    """Returns what must not depend on kills.
+
+    Sessions that were cut short have other ids, and a release's salt is drawn anew in each run, so ids and the sessions
+    of canaries are left out.
+    """
     chain = str(run / "weights")
     receiver, weights = WeightReceiver(chain), {}
     for version in sorted(ChainFiles(chain).versions()):
@@ -85,6 +89,7 @@ def outcome(run: Path) -> dict[str, Any]:
         (file.stem, row["number"]): row["truth"]
         for file in run.glob("users/[0-9]*.jsonl")
         for row in read_journal(file)
+        if row["number"] < SESSIONS
     }
     batches = [read_batch(run, one.number).manifest["sessions"] for one in releases]
     return {
@@ -101,6 +106,8 @@ def _start(run: Path, base: Path) -> subprocess.Popen:
     command = [sys.executable, "-m", "launch.traffic", "simulate", f"--config={CONFIG}", f"--workdir={run}"]
     command += [f"--cycles={CYCLES}", f"--sessions={SESSIONS}"]
     command += ["--config.stages=('rl',)", f"--config.base={base / 'checkpoints' / 'sft'}"]
+    # Sessions that are sampled together change each other's last bits, and which ones are together is a matter of time.
+    command += ["--config.agent.concurrency=1"]
     return subprocess.Popen(
         command, cwd=Path(__file__).parents[1], stdout=subprocess.DEVNULL, stderr=sys.stderr, start_new_session=True
     )
