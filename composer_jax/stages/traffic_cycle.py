@@ -17,7 +17,8 @@ from typing import Any
 
 from composer_jax.checkpoint.address import PATCHES_PREFIX
 from composer_jax.errors import UserError
-from composer_jax.realtime.batches.store import read_batch
+from composer_jax.realtime.batches.build import SessionsGone
+from composer_jax.realtime.batches.store import SessionForgotten, read_batch
 from composer_jax.realtime.labels.judge import FollowUpJudge, JudgeUnavailable, RuleJudge
 from composer_jax.realtime.release.canary import ServerNotReady, read_service
 from composer_jax.realtime.release.releases import ENDED, ReleaseFolder
@@ -211,10 +212,14 @@ def _collect(run: Run, folder: ReleaseFolder, deployment: Deployment) -> str:
 
 
 def _train(run: Run, folder: ReleaseFolder, deployment: Deployment) -> str:
-    # A process that was killed after it had claimed the sessions has left no batch.
-    make_batch(folder, run.path, deployment.folders, run.config.traffic.batch, learner_rows(run.path))
-    with contextlib.suppress(NothingLearned):
-        train_labelled(run, folder)
+    # The release is `failed` where nothing is left of its sessions or nothing was learned, and the next one begins.
+    with contextlib.suppress(SessionsGone, NothingLearned):
+        # A process that was killed after it had claimed the sessions has left no batch.
+        make_batch(folder, run.path, deployment.folders, run.config.traffic.batch, learner_rows(run.path))
+        try:
+            train_labelled(run, folder)
+        except SessionForgotten:  # somebody withdrew while it learned: the next step begins with what is left
+            return ""
     return ""
 
 
