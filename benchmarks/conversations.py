@@ -5,6 +5,7 @@ are random, and messages have fixed lengths. Prints, as the last line of stdout,
     tokens_per_s      sampled tokens over the seconds of all conversations at once
     naive_tokens_per_s    the same of a loop: one conversation after the other, the whole context prefilled each turn
     prefilled_tokens  of all conversations at once
+    prefill_places    rows x tokens of the calls that prefilled them, padding included
     context_tokens    that the contexts have beside what was sampled
     compilations      during the conversations, after the warm-up
     cache_overhead    room in the pages that conversations hold, over their tokens; the mean over time
@@ -145,7 +146,7 @@ def run_together(sampler: Sampler, talks: Sequence[Talk]) -> dict[str, Any]:
             watcher.cancel()
 
     before, started = count_compilations(), time.perf_counter()
-    prefilled = sampler.prefilled_tokens
+    prefilled, places = sampler.prefilled_tokens, getattr(sampler, "prefill_places", 0)
     asyncio.run(main())
     seconds = time.perf_counter() - started
     figures = {
@@ -154,6 +155,8 @@ def run_together(sampler: Sampler, talks: Sequence[Talk]) -> dict[str, Any]:
         "context_tokens": sum(len(talk.prompt) + sum(map(len, talk.observations)) for talk in talks),
         "compilations": count_compilations() - before,
     }
+    if hasattr(sampler, "prefill_places"):
+        figures["prefill_places"] = sampler.prefill_places - places
     return figures | ({"cache_overhead": float(np.mean(overheads))} if overheads else {})
 
 

@@ -109,6 +109,8 @@ class Sampler:
         self.end_tokens, self.decode = tuple(end_tokens), decode
         self.version, self.is_serving = -1, False
         self.decoded_tokens, self.prefilled_tokens = 0, 0
+        self.prefill_places = 0
+        """Rows x tokens of the prefill calls: prefilled tokens and padding."""
         self.limits = make_limits(config, batch_shards(mesh), definition.config)
         self._runner = Runner(definition, mesh, config, self.limits, self.end_tokens)
         self.learner_checksums = self._runner.checksum_program.of_learner
@@ -457,6 +459,8 @@ class Sampler:
 
     async def _commit(self, schedule: SchedulerOutput, results: StepOutput) -> None:
         self.prefilled_tokens += sum(chunk.count for chunk in schedule.prefill)
+        rows, length = schedule.prefill_shape or (0, 0)
+        self.prefill_places += self.limits.shards * rows * length
         self.decoded_tokens += await self._requests.commit(schedule, results)
 
     def _forget_cache(self) -> None:

@@ -25,9 +25,10 @@ def test_a_turn_prefills_the_new_tokens_of_its_context(new_sampler):
         async with sampler.serving():
             sessions = [await sampler.open(seed) for seed in range(4)]
             firsts = await asyncio.gather(*(s.sample(prompt, SamplingParams(7)) for s in sessions))
-            group = sampler.prefilled_tokens
+            group, places = sampler.prefilled_tokens, sampler.prefill_places
             second = await sessions[0].sample(prompt + firsts[0].tokens + delta, SamplingParams(3))
             turn = sampler.prefilled_tokens - group
+            assert sampler.prefill_places - places == 8 * 8, "not one call of the only shape"
             branch = await sessions[0].sample(prompt + [9, 9, 9], SamplingParams(3), branch=1)
             for session in sessions:
                 session.close()
