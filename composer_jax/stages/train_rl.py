@@ -61,7 +61,7 @@ def train_rl(run: Run) -> None:
     config = run.config.rl
     broadcast_from_process0(lambda: len(run.services.tasks.train))  # refuses tasks before weights are loaded
     with memory_check(run, "rl"), run.stage("rl") as result, run.model.store("rl") as store:
-        broadcast_from_process0(lambda: _refuse_traffic(run, store))
+        _refuse_traffic(run, store)
         update, state, cursor = open_update(run, store)
         sampler = run.services.sampler_with(state.params, state.router_bias, version=cursor.weight_version)
         update.learner_checksums = sampler.learner_checksums
@@ -81,9 +81,12 @@ def train_rl(run: Run) -> None:
 
 
 def _refuse_traffic(run: Run, store: CheckpointStore) -> None:
-    """Raises a UserError if the learner goes on from a release, whose steps RL has no groups of."""
+    """Raises a UserError if the learner goes on from a release, whose steps RL has no groups of.
+
+    Several processes call it alike.
+    """
     saved = store.read_json() if store.latest_step() is not None else {}
-    has_begun = bool(read_journal(run.path / "batches.jsonl"))
+    has_begun = broadcast_from_process0(lambda: bool(read_journal(run.path / "batches.jsonl")))
     if "release" in saved or ("restores" in saved and not has_begun):  # RL itself goes on from what was restored
         raise UserError(
             f"{run.path} has learned from traffic, after which there is no RL; go on with launch.traffic cycle or "

@@ -263,8 +263,8 @@ MUTANTS = (
     Mutant(
         "rewards.failures_pay",
         "composer_jax/rl/rewards.py",
-        "if not config.weight or not episode.reward:",
-        "if not config.weight:",
+        "if not config.weight or not episode.reward or episode.advantages is not None:",
+        "if not config.weight or episode.advantages is not None:",
         "Unsolved episodes pay for their length, so that giving up early is rewarded.",
     ),
     Mutant(

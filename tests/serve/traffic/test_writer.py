@@ -354,7 +354,7 @@ def test_turns_keep_their_order_when_the_clock_goes_back(served, text, folder):
 
 
 def test_a_session_has_its_own_time_whatever_that_of_another_one_is(served, text, folder):
-    now = {"late": 2e9, "early": 1e9}
+    now = {"late": 2e9, "early": 2e9 - 50.0}  # closer than the retention, after which sessions are deleted
     session = ["late"]
     with served(lambda context: [9, *text.end_tokens[:1]], clock=lambda: now[session[0]]) as (server, _):
         for session[0] in ("late", "early", "late"):
