@@ -1,4 +1,4 @@
-"""Two cycles of simulated users are killed with SIGKILL: the same sessions, versions and weights.
+"""Two cycles of simulated users are killed with SIGKILL: are sessions, versions and weights the same?
 
     python -m benchmarks.traffic_learning_kills [FOLDER]
 
@@ -106,7 +106,7 @@ def _start(run: Path, base: Path) -> subprocess.Popen:
     command = [sys.executable, "-m", "launch.traffic", "simulate", f"--config={CONFIG}", f"--workdir={run}"]
     command += [f"--cycles={CYCLES}", f"--sessions={SESSIONS}"]
     command += ["--config.stages=('rl',)", f"--config.base={base / 'checkpoints' / 'sft'}"]
-    # Sessions that are sampled together change each other's last bits, and which ones are together is a matter of time.
+    # What is sampled together may change each other's last bits, and which sessions are together is a matter of time.
     command += ["--config.agent.concurrency=1"]
     return subprocess.Popen(
         command, cwd=Path(__file__).parents[1], stdout=subprocess.DEVNULL, stderr=sys.stderr, start_new_session=True

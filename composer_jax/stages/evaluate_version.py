@@ -23,7 +23,7 @@ def evaluate_version(run: Run, version: int) -> Path:
     is. Its form is that of launch.evaluate, which `release.gate.read_evaluation` reads.
 
     Raises:
-      UserError: the chain has no such version, there are no suites, or the infrastructure lost all episodes of one.
+      UserError: the chain lacks the version, evaluate.suites is empty, or all episodes of a suite were lost.
     """
     require_one_process("an evaluation for the gate")
     file, sha256 = run.path / FOLDER / f"{version}.json", weights_hash(run.config.rl.publish, version)

@@ -212,14 +212,12 @@ def _collect(run: Run, folder: ReleaseFolder, deployment: Deployment) -> str:
 
 
 def _train(run: Run, folder: ReleaseFolder, deployment: Deployment) -> str:
-    # The release is `failed` where nothing is left of its sessions or nothing was learned, and the next one begins.
-    with contextlib.suppress(SessionsGone, NothingLearned):
+    # The first two leave the release `failed`, and the next one begins. If a user withdraws while it learns, it stays
+    # `labelled`, and the next step trains the sessions that remain.
+    with contextlib.suppress(SessionsGone, NothingLearned, SessionForgotten):
         # A process that was killed after it had claimed the sessions has left no batch.
         make_batch(folder, run.path, deployment.folders, run.config.traffic.batch, learner_rows(run.path))
-        try:
-            train_labelled(run, folder)
-        except SessionForgotten:  # somebody withdrew while it learned: the next step begins with what is left
-            return ""
+        train_labelled(run, folder)
     return ""
 
 

@@ -297,7 +297,7 @@ def _require_chain(run: Run) -> str:
     """Returns the chain of the run's versions, as releases name it."""
     run.model.require_stage("rl")
     if not (chain := run.config.rl.publish):
-        raise UserError("rl.publish is empty, so there are no versions to release; name a folder in the config.")
+        raise UserError("rl.publish is empty, so no version can be released; name a folder in the config.")
     if not run.is_done("rl") and read_journal(run.path / "batches.jsonl"):
         raise UserError(f"RL in {run.path} was interrupted; complete it (launch.rl) before traffic is learned from.")
     return chain if "://" in chain else str(Path(chain).expanduser().absolute())

@@ -12,6 +12,7 @@ import pytest
 from benchmarks.traffic_kills import LearnerFiles
 from composer_jax.checkpoint.weight_chain import ChainFiles, Shard, WeightPublisher
 from composer_jax.errors import UserError
+from composer_jax.realtime.batches.store import SessionForgotten
 from composer_jax.realtime.config import TrafficConfig
 from composer_jax.realtime.labels.judge import JudgeUnavailable
 from composer_jax.realtime.release import steps
@@ -185,6 +186,18 @@ def test_an_update_that_learns_nothing_ends_its_release(stages):
     assert states(turns(stages, 4)) == [(1, "collecting"), (1, "labelled"), (1, "failed"), (2, "collecting")]
     assert read_releases(stages.path)[0].transitions[-1]["reason"] == "nothing to learn"
     assert read_releases(stages.path)[1].anchor == 0
+
+
+def test_a_user_who_withdraws_while_an_update_learns_does_not_end_the_cycle(stages, monkeypatch):
+    turns(stages, 2)
+
+    def forgets(*_):
+        raise SessionForgotten("a session was forgotten")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(traffic_cycle, "train_release", forgets)
+        assert states(turns(stages, 1)) == [(1, "labelled")]
+    assert states(turns(stages, 1)) == [(1, "trained")]
 
 
 def test_it_says_for_what_it_waits(stages):

@@ -79,7 +79,7 @@ def cap_weights(tokens: np.ndarray, caps: Sequence[Cap]) -> np.ndarray:
 
 
 def largest_shares(tokens: np.ndarray, weights: np.ndarray, caps: Sequence[Cap]) -> Mapping[str, float]:
-    """Returns the cap's name -> the largest share of a group in the weighted tokens; 0 where there is no group."""
+    """Returns the cap's name -> the largest share of a group in the weighted tokens; 0 without groups."""
     weighted = weights * tokens
     return {cap.name: float(cap.totals(weighted).max(initial=0.0) / max(weighted.sum(), 1e-300)) for cap in caps}
 

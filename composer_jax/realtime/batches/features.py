@@ -1,6 +1,6 @@
 """What is known before an answer, as features of the regression that predicts what the answer will be worth.
 
-What the answer causes is no feature: a baseline that knows it would take away the effect that is to be learned.
+Numbers that the answer causes are refused: a baseline that knows them takes away the effect that is to be learned.
 """
 
 import dataclasses

@@ -47,7 +47,7 @@ class BatchRules:
         if self.min_sessions < 2:
             raise UserError(f"traffic.batch.min_sessions={self.min_sessions}; a baseline needs 2 sessions or more.")
         if not (math.isfinite(self.horizon_s) and self.horizon_s > 0):
-            raise UserError(f"traffic.batch.horizon_s={self.horizon_s} is no age; use a positive number of seconds.")
+            raise UserError(f"traffic.batch.horizon_s={self.horizon_s} is out of range; use seconds above 0.")
         if self.lag < 0:
             raise UserError(f"traffic.batch.lag={self.lag} is negative; 0 trains answers of the serving version only.")
         if self.baseline not in get_args(Baseline):
@@ -63,6 +63,6 @@ class BatchRules:
             raise UserError(f"traffic.batch.gamma={self.gamma} is not between 0 and 1.")
         if not (math.isfinite(self.advantage_limit) and self.advantage_limit > 0):
             raise UserError(
-                f"traffic.batch.advantage_limit={self.advantage_limit} is no limit; use a finite number above 0."
+                f"traffic.batch.advantage_limit={self.advantage_limit} is out of range; use a finite number above 0."
             )
         check_features(self.features)

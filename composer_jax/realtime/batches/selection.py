@@ -1,6 +1,6 @@
 """Selection: which sessions and answers a batch trains; every one that it does not is counted by its reason.
 
-What a policy might learn to hide behind is no reason: malformed calls, questions, and sessions without an edit stay in.
+Malformed calls, questions, and sessions without an edit stay in: a policy learns to make what is dropped for it.
 Sessions are read one at a time, and only numbers are kept of them.
 """
 

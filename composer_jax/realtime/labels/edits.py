@@ -56,7 +56,7 @@ def accept_share(traffic: SessionTraffic, horizon: float, context: LabelContext)
     """Returns accepted hunks / shown hunks; the last word about a hunk counts.
 
     It has the parts of single answers where every event `shown` names one. There a hunk is that of the last answer that
-    showed it: what the user accepted is no line of an answer that was overwritten.
+    showed it: the user did not accept the lines of an answer that was overwritten.
     """
     shown = {hunk for event in events_of(traffic, "shown") for hunk in event.payload["hunks"]}
     if not shown:

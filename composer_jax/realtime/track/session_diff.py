@@ -69,7 +69,7 @@ def _paths(files: Iterable[ChangedFile]) -> set[str]:
 
 
 def _names(file: ChangedFile, steps: Sequence[Sequence[ChangedFile]]) -> list[str | None]:
-    """The name of a file at each snapshot, through all renames; None where there is no file.
+    """The name of a file at each snapshot, through all renames; None where it does not exist.
 
     The names lead back from the last one, and forward from the first one where these end.
     """
