@@ -320,7 +320,8 @@ def learning_from_users(full: bool) -> cfg.TrafficConfig:
     # The users of smoke are too few for caps.
     few = cfg.BatchRules(min_sessions=6, cap_user=1.0, cap_repository=1.0, cap_organisation=1.0)
     return cfg.TrafficConfig(
-        batch=cfg.BatchRules(min_sessions=200) if full else few,
+        # A cycle has 256 sessions in 72 repositories: the default caps would leave none of them room.
+        batch=cfg.BatchRules(min_sessions=200, cap_user=0.03, cap_repository=0.06) if full else few,
         minibatch_sessions=16 if full else 4,
         kl_limit=0.05 if full else 10.0,
         # So few tasks show no smaller differences; a policy that learns from users works in other ways, too.
