@@ -297,9 +297,10 @@ def with_users(run: cfg.RunConfig, full: bool) -> cfg.RunConfig:
         groups=cfg.DISK_FAMILIES | groups,
         curriculum=cfg.CurriculumConfig(),
         batches=((256, 16), (LONGEST_TALK, 4)),
-        optimizer=cfg.OptimizerConfig(peak=2e-4, warmup=0, decay="constant", b2=0.98, weight_decay=0.0),
+        replay=cfg.ReplayConfig(0.5, 0.3) if full else cfg.ReplayConfig(),
+        optimizer=cfg.OptimizerConfig(peak=3e-4, warmup=0, decay="constant", b2=0.98, weight_decay=0.0),
     )
-    suite = partial(cfg.SuiteConfig, tasks=96 if full else 4, attempts=2 if full else 1)
+    suite = partial(cfg.SuiteConfig, tasks=96 if full else 4, attempts=4 if full else 1)
     suites = {"bugfix": suite("bugfix"), "chain": suite("memory_chain", compaction="short")}
     return dataclasses.replace(
         run,
