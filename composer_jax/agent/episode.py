@@ -252,7 +252,12 @@ class _Run:
         if room < 1:
             raise OutOfContext
         routes = settings.return_routing
-        params = SamplingParams(min(max_tokens, room), temperature=settings.temperature, return_routing=routes)
+        params = SamplingParams(
+            min(max_tokens, room),
+            temperature=settings.temperature,
+            return_routing=routes,
+            routing_start=self.episode.transcript.routes_known if routes else 0,
+        )
         with self.clock.paused():
             sample = await self.session.sample(context, params, branch=self.episode.summaries)
         if routes and sample.routing is None and sample.finish_reason != "cancelled":
@@ -268,6 +273,7 @@ class _Run:
             sample.versions,
             trained=sample.trained,
             routes=sample.routing,
+            routes_start=sample.routing_start,
         )
 
     async def compact(self, prompt: Node, workspace: Workspace) -> None:

@@ -6,10 +6,11 @@ tokenised a second time: the trained tokens are exactly the sampled ones, with t
 versions.
 
 Router replay needs the routes of every token, the experts that computed it. The engine records them as an array
-[n,L,k]: the k experts of n tokens in each of L expert layers, best first. A sample comes with the routes of its whole
-context and of all its tokens but the last, which the engine computes when a later context has it. A token keeps the
-first routes that are recorded for it: those of the call that sampled what follows it, even if the engine computes it
-again later with other weights. Branches share the routes of the tokens that they share.
+[n,L,k]: the k experts of n tokens in each of L expert layers, best first. A sample comes with the routes of the tokens
+of its context that have none yet (`routes_known`), and of its own tokens but the last, which the engine computes when a
+later context has it. A token keeps the first routes that are recorded for it: those of the call that sampled what
+follows it, even if the engine computes it again later with other weights. Branches share the routes of the tokens that
+they share.
 """
 
 import base64
@@ -109,12 +110,14 @@ class Transcript:
         versions: Sequence[int] | np.ndarray = (),
         trained: bool = True,
         routes: np.ndarray | None = None,
+        routes_start: int = 0,
     ) -> Node:
         """Adds a node below the tip and makes it the tip.
 
         harness, sampled: token ids, in that order. logprobs, versions: one per sampled token.
         trained: False for sampled tokens that no row may train.
-        routes: integer [n,L,k], the experts of all tokens from the root to the new node but the last (Sample.routing).
+        routes: integer [n,L,k], the experts of the tokens from the root to the new node but the last (Sample.routing).
+        routes_start: the token from the root on with which they begin, `routes_known` before the call or less.
         """
         if kind not in KINDS:
             raise TranscriptError(f"{kind!r} is not a kind of node; use one of {', '.join(KINDS)}")
@@ -139,7 +142,7 @@ class Transcript:
         self._routes.append(None)
         self.tip = node.id
         if routes is not None:
-            self._record_routes(routes)
+            self._record_routes(routes, routes_start)
         return node
 
     def untrain(self, node: Node) -> None:
@@ -147,12 +150,27 @@ class Transcript:
         self._check(node)
         self.nodes[node.id] = replace(node, trained=False)
 
-    def _record_routes(self, routes: np.ndarray) -> None:
-        """Gives routes to the tokens from the root to the tip but the last; those that have some keep them."""
-        if routes.ndim != 3 or len(routes) != self.length - 1:
+    @property
+    def routes_known(self) -> int:
+        """Tokens from the root on that have routes, up to the first without: the routing_start of the next sample."""
+        known = 0
+        for node in self.path():
+            routes = self._routes[node.id]
+            n = 0 if routes is None else len(routes)
+            known += n
+            if n < len(node.tokens):
+                break
+        return known
+
+    def _record_routes(self, routes: np.ndarray, first: int) -> None:
+        """Gives routes to the tokens from `first` to the tip but the last; those that have some keep them."""
+        if routes.ndim != 3 or first + len(routes) != self.length - 1:
             raise TranscriptError(
-                f"routes {list(routes.shape)} are not [n,L,k] for the {self.length - 1} tokens before the last"
+                f"routes {list(routes.shape)} from token {first} on are not [n,L,k] for the {self.length - 1} tokens "
+                "before the last"
             )
+        if first > (known := self.routes_known):
+            raise TranscriptError(f"routes begin with token {first}, and those before it are known up to {known}")
         recorded = self._routes[0]
         if recorded is not None and recorded.shape[1:] != routes.shape[1:]:
             raise TranscriptError(
@@ -162,7 +180,7 @@ class Transcript:
         for node in self.path():
             old, end = self._routes[node.id], start + len(node.tokens)
             known = 0 if old is None else len(old)
-            new = routes[start + known : end]
+            new = routes[max(0, start + known - first) : max(0, end - first)]
             if len(new):
                 self._routes[node.id] = _compact_routes(new if old is None else np.concatenate([old, new]))
             start = end

@@ -13,7 +13,7 @@ import secrets
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -92,13 +92,17 @@ class CommandSender:
         Raises:
           OtherProcessError: one of them failed or is gone.
         """
-        replies = []
-        for of_process in self._replies.values():
-            reply = of_process.get()
+        return list(self.collect_from(self._replies).values())
+
+    def collect_from(self, processes: Iterable[int]) -> dict[int, Frame]:
+        """Waits for the next reply of each of these processes, where the others have none to send. See `collect`."""
+        replies = {}
+        for process in processes:
+            reply = self._replies[process].get()
             if reply is None:
                 assert self.error is not None, "a reader that ends the replies has an error"
                 raise self.error
-            replies.append(reply)
+            replies[process] = reply
         return replies
 
     def cause_of(self, error: Exception) -> Exception:

@@ -22,7 +22,7 @@ import numpy as np
 
 from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.frames import FrameError, encode_frame, read_frame
-from composer_jax.rl.workers.messages import common_prefix, sample_from_frame, sample_to_frame
+from composer_jax.rl.workers.messages import sample_from_frame, sample_to_frame
 from composer_jax.sampler.policy import Policy, Sample, Session
 
 
@@ -67,7 +67,7 @@ class RecordedPolicy:
 
 @dataclasses.dataclass(frozen=True)
 class _Record:
-    """One recorded sample, with the routes that the sample before it has not.
+    """One recorded sample.
 
     request: hash of what was asked. start: its place in the file, in bytes.
     """
@@ -78,48 +78,29 @@ class _Record:
 
 
 class RecordedSession:
-    """A Session that returns its recorded samples first.
-
-    Routes are recorded once per token, so a returned sample has those that its context had when it was sampled.
-    """
+    """A Session that returns its recorded samples first. Their routes begin where they were asked for."""
 
     def __init__(self, session: Session, file: "_File", records: Sequence[_Record]):
         self.max_model_len = session.max_model_len
         self._session, self._file, self._records = session, file, deque(records)
-        self._tokens, self._routing = np.empty(0, np.int32), np.empty((0, 0, 0), np.int16)  # of the sample before
 
     async def sample(self, context: Sequence[int], params: SamplingParams, branch: int = 0) -> Sample:
         """See Session.sample. Returns when the sample is in the file."""
         tokens = np.asarray(context, np.int32)
         request = _hash_request(tokens, params, branch)
-        # The sample before has the routes of these tokens.
-        known = common_prefix(tokens, self._tokens[: len(self._routing)])
         if self._records:
             record = self._records.popleft()
             if record.request == request:
-                sample = record.sample
-                if sample.routing is not None and known:
-                    sample = dataclasses.replace(
-                        sample, routing=np.concatenate([self._routing[:known], sample.routing])
-                    )
-                self._remember(tokens, sample)
-                return sample
+                return record.sample
             self._records.clear()
             await asyncio.to_thread(self._file.truncate, record.start)
         sample = await self._session.sample(context, params, branch=branch)
         if sample.finish_reason != "cancelled":
-            routing = None if sample.routing is None else sample.routing[known:]
-            await asyncio.to_thread(self._file.append, request, dataclasses.replace(sample, routing=routing))
-            self._remember(tokens, sample)
+            await asyncio.to_thread(self._file.append, request, sample)
         return sample
 
     def close(self) -> None:
         self._session.close()
-
-    def _remember(self, tokens: np.ndarray, sample: Sample) -> None:
-        if sample.routing is not None:
-            self._tokens = np.concatenate([tokens, np.asarray(sample.tokens, np.int32)])
-            self._routing = sample.routing
 
 
 class _File:

@@ -49,9 +49,11 @@ class Sample:
     prompt: PromptLogprobs | None = None
     """Of the context; None unless params.prompt_logprobs asks for it."""
     routing: np.ndarray | None = None
-    """int16 [tokens of the context and of the sample - 1, expert layers, experts per token]: the experts that each
-    token chose, best first. The last token has not been computed. None unless params.return_routing asks for it, and in
-    cancelled samples."""
+    """[tokens of the context and of the sample - 1 - routing_start, expert layers, experts per token]: the experts that
+    each token chose, best first; uint8 where the network has at most 256 experts, else uint16. The last token has not
+    been computed. None unless params.return_routing asks for it, and in cancelled samples."""
+    routing_start: int = 0
+    """The token of the context with which `routing` begins: params.routing_start, or an earlier one."""
     trained: bool = True
     """False for tokens that are context and never a target, such as a scripted expert's deliberate mistake."""
 

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from composer_jax.models.cache import Cache, cache_spec, new_cache
@@ -49,19 +48,6 @@ def prefill_program(definition: ModelDef, mesh: Mesh) -> Callable[..., tuple[Cac
 def score_program(definition: ModelDef, mesh: Mesh) -> Callable[..., tuple[Cache[jax.Array], Scores]]:
     """Jitted `score` on every device: the arguments of prefill_program, and next -> (cache, Scores)."""
     return _shard_and_jit(score, definition, mesh, 5, (cache_spec(definition.config), PartitionSpec(BATCH_AXES)))
-
-
-def routing_program(mesh: Mesh) -> Callable[[jax.Array, np.ndarray], jax.Array]:
-    """Jitted read of routing: (Cache.routing_ZTC, tables int32 [shards,J]) -> int16 [shards,JT,C].
-
-    Each row of `tables` has pages of its shard.
-    """
-
-    def program(routing_ZTC, tables_BJ):
-        return routing_ZTC[tables_BJ].reshape(len(tables_BJ), -1, routing_ZTC.shape[-1])
-
-    pages = PartitionSpec(BATCH_AXES)
-    return jax.jit(jax.shard_map(program, mesh=mesh, in_specs=(pages, pages), out_specs=pages, check_vma=False))
 
 
 def decode_program(

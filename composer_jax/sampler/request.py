@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Hashable, Seque
 import numpy as np
 
 from composer_jax.data.chat.sampling_params import SamplingParams
+from composer_jax.errors import UserError
 from composer_jax.sampler.detokenizer import Decode, IncrementalDetokenizer
 from composer_jax.sampler.drafts import PromptLookup
 from composer_jax.sampler.policy import FinishReason, PromptLogprobs, Sample, SampleChunk, TopLogprobs
@@ -30,6 +31,10 @@ class Request:
     """Groups take turns: of equal priorities, the group with the fewest running requests comes first."""
     lease: CacheLease | None = None
     """Keeps the pages of the context for the lease's next request."""
+
+    def __post_init__(self) -> None:
+        if (start := self.params.routing_start) > len(self.tokens):
+            raise UserError(f"routing_start={start} is beyond the {len(self.tokens)} tokens of the context; use less.")
 
 
 class RequestHandle:
@@ -140,6 +145,7 @@ class RequestHandle:
                 top_logprobs=self.top_logprobs,
                 prompt=self.prompt,
                 routing=routing,
+                routing_start=self.request.params.routing_start,
             )
         )
 

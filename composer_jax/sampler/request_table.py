@@ -89,29 +89,33 @@ class RequestTable:
             if reason is not None:
                 self._scheduler.truncate(sequence, length + n_new)
                 ended.append((handle, reason))
-        for handle, reason in ended:
-            await self._end(handle, reason)
+        await self._end(ended)
         return n_tokens
 
-    async def _end(self, handle: RequestHandle, reason: FinishReason) -> None:
-        """Ends a complete request, after its routing is read where it asks for it."""
-        asks = handle.request.params.return_routing
-        if asks:
-            take = functools.partial(self._take_routing, handle, reason)
-            await self._calls.start(ROUTING_READ, self._runner.start_routing, handle.sequence, commit=take)
-        if handle.future.done():
-            return  # cancelled meanwhile
-        self._scheduler.finish(handle.sequence)
-        del self._handles[id(handle.sequence)]
-        if asks:
-            self._await_routing.add(handle)
-        else:
-            handle.finish(reason)
+    async def _end(self, ended: Sequence[tuple[RequestHandle, FinishReason]]) -> None:
+        """Ends complete requests, after the read of the routing of those that ask for it has started."""
+        asking = [end for end in ended if end[0].request.params.return_routing]
+        if asking:
+            wanted = [(handle.sequence, handle.request.params.routing_start) for handle, _ in asking]
+            take = functools.partial(self._take_routing, asking)
+            await self._calls.start(ROUTING_READ, self._runner.start_routing, wanted, commit=take)
+        for handle, reason in ended:
+            if handle.future.done():
+                continue  # cancelled meanwhile
+            self._scheduler.finish(handle.sequence)
+            del self._handles[id(handle.sequence)]
+            if handle.request.params.return_routing:
+                self._await_routing.add(handle)
+            else:
+                handle.finish(reason)
 
-    async def _take_routing(self, handle: RequestHandle, reason: FinishReason, routing: np.ndarray) -> None:
-        self._await_routing.discard(handle)
-        if not handle.future.done():  # else cancelled meanwhile
-            handle.finish(reason, routing)
+    async def _take_routing(
+        self, asking: Sequence[tuple[RequestHandle, FinishReason]], routes: Sequence[np.ndarray]
+    ) -> None:
+        for (handle, reason), routing in zip(asking, routes, strict=True):
+            self._await_routing.discard(handle)
+            if not handle.future.done():  # else cancelled meanwhile
+                handle.finish(reason, routing)
 
     def _forget(self, handle: RequestHandle) -> None:
         """Frees the pages of a request, unless its end has done that already."""

@@ -33,10 +33,10 @@ from composer_jax.sampler.programs import (
     cache_program,
     decode_program,
     prefill_program,
-    routing_program,
     score_program,
 )
 from composer_jax.sampler.rollout_weights import RolloutWeights
+from composer_jax.sampler.route_read import RouteReader, Wanted
 from composer_jax.sampler.sequence import Limits, PrefillChunk, SequenceState
 from composer_jax.sampler.token_sampling import RowParams
 from composer_jax.sampler.weight_checksums import ChecksumProgram, WeightChecksums, require_equal
@@ -88,7 +88,7 @@ class RowScores:
     logprobs_BS: np.ndarray
     """float32 [shards, tokens - 1]: log p of the tokens after the first, at temperature 1."""
     routing: np.ndarray | None
-    """int16 [tokens - 1, expert layers, experts per token] of the first shard, where the cache keeps it."""
+    """uint8 or uint16 [tokens - 1, expert layers, experts per token] of the first shard, where the cache keeps it."""
 
 
 class Runner:
@@ -105,12 +105,17 @@ class Runner:
         self._decode_tables = decode_tables(self._table_length, page, platform, has_window=has_window)
         decode_rows = config.decode_rows or [r for r in (limits.rows // 4, limits.rows // 2) if r >= FEWEST_ROWS]
         self._decode_rows = (*sorted(r for r in decode_rows if r < limits.rows), limits.rows)
-        routing, end = routing_program(mesh), tuple(end_tokens)
+        end = tuple(end_tokens)
+        self._routes: RouteReader | None = None
+        if definition.config.cache_routing:
+            self._routes = RouteReader(definition.config, mesh, page, limits.shards, config.max_model_len)
         self._programs: dict[str, Callable[..., tuple[Any, Any]]] = {
             "prefill": prefill_program(definition, mesh),
             "score": score_program(definition, mesh),
-            "routing": lambda params, bias, cache, tables: (cache, routing(cache.routing_ZTC, tables)),
         }
+        if self._routes is not None:
+            start = self._routes.start
+            self._programs["routing"] = lambda params, bias, cache, spans: (cache, start(cache.routing_ZTC, spans))
         for processed, kind in ((False, ""), (True, "_processed")):
             arguments = definition, mesh, limits.decode_steps, end, processed
             self._programs[f"decode{kind}"] = decode_program(*arguments)
@@ -192,10 +197,14 @@ class Runner:
         arrays. Such functions are called in the order of the starts. Every device call on the cache is started here,
         so that several processes run the same programs in the same order.
         """
+        out = self._start_everywhere(name, *inputs)
+        return functools.partial(gather_shards, out, self.sender) if self.mesh.is_multi_process else lambda: out
+
+    def _start_everywhere(self, name: str, *inputs: Any) -> Any:
+        """Starts a program in all processes; returns what `start_program` does here."""
         if self.sender is not None:
             self.sender.send({"program": name}, inputs)
-        out = self.start_program(name, *inputs)
-        return functools.partial(gather_shards, out, self.sender) if self.mesh.is_multi_process else lambda: out
+        return self.start_program(name, *inputs)
 
     def start_program(self, name: str, *inputs: Any) -> Any:
         """Starts a program in this process only; returns its results as global arrays, perhaps not computed yet."""
@@ -225,10 +234,13 @@ class Runner:
             for pages in self._table_lengths(drafts)
             for is_processed in kinds
         ]
-        if self.definition.config.cache_routing:
-            tables = np.zeros((self.limits.shards, self._table_length), np.int32)
-            calls.append(lambda: self._start("routing", tables)())
+        if self._routes is not None:
+            spans = [self._routes.padding(size) for size in self._routes.sizes]
+            calls += [functools.partial(self._call_routing, one) for one in spans]
         return calls
+
+    def _call_routing(self, spans: np.ndarray) -> None:
+        jax.block_until_ready(self.start_program("routing", spans))
 
     def _call_prefill(self, shape: tuple[int, int], scores: bool) -> None:
         self.start_prefill(shape, [], scores=scores)()
@@ -293,24 +305,29 @@ class Runner:
             for chunk, known, new in zip(chunks, logprobs, scores, strict=True):
                 known += new.logprobs
                 chunk.sequence.computed += chunk.count
-        routing = self.start_routing(rows[0])() if self.definition.config.cache_routing else None
+        routing = self.start_routing([(rows[0], 0)])()[0] if self._routes is not None else None
         return RowScores(np.array(logprobs, np.float32), routing)
 
-    def start_routing(self, row: SequenceState) -> Callable[[], np.ndarray]:
-        """Starts to read the experts of a row's computed tokens, int16 [tokens, expert layers, experts per token].
+    def start_routing(self, wanted: Sequence[Wanted]) -> Callable[[], list[np.ndarray]]:
+        """Starts to read the experts of computed tokens, uint8 or uint16 [tokens, expert layers, experts per token].
 
-        The row may give up its pages as soon as the read has started.
+        The rows may give up their pages as soon as the read has started. One device call reads them all, unless a shard
+        has more wanted tokens than its longest context.
         """
-        config, shard, computed = self.definition.config, row.shard, row.computed
-        tables = np.zeros((self.limits.shards, self._table_length), np.int32)
-        _put_table(tables[shard], row.pages)
-        finish = self._start("routing", tables)
+        routes = self._routes
+        assert routes is not None, "this cache has no routing"
+        started = []
+        for numbers in routes.calls(wanted):
+            spans = routes.spans([wanted[i] for i in numbers])
+            started.append((numbers, spans, self._start_everywhere("routing", spans)))
 
-        def read() -> np.ndarray:
-            # The length is cut on the host: on the device each length would be a program of its own.
-            choices = _read_row(finish(), shard)[:computed]
-            width = config.n_moe_layers * config.experts_per_token
-            return choices[:, :width].reshape(-1, config.n_moe_layers, config.experts_per_token)
+        def read() -> list[np.ndarray]:
+            out = [routes.empty()] * len(wanted)
+            for numbers, spans, pieces in started:
+                replies = self.sender.collect_from(routes.other_owners(spans)) if self.sender is not None else None
+                for i, array in zip(numbers, routes.finish(spans, pieces, replies), strict=True):
+                    out[i] = array
+            return out
 
         return read
 
@@ -458,14 +475,6 @@ def _put_table(table: np.ndarray, pages: Sequence[int]) -> None:
 def _smallest_fitting(sizes: tuple[int, ...], needed: int) -> int:
     """The first of the ascending `sizes` that is at least `needed`, or the last."""
     return next((size for size in sizes if size >= needed), sizes[-1])
-
-
-def _read_row(array: jax.Array | np.ndarray, number: int) -> np.ndarray:
-    """Returns row `number` of an array whose rows lie on devices of their own; only that row travels to the host."""
-    if isinstance(array, np.ndarray):
-        return array[number]
-    shard = next(shard for shard in array.addressable_shards if (shard.index[0].start or 0) == number)
-    return np.asarray(shard.data)[0]
 
 
 def gather_shards(out: Any, sender: CommandSender | None) -> Any:

@@ -161,6 +161,7 @@ class DetailedBody(SamplingBody):
             "top_logprobs": max(self.n_top_logprobs or 0, self.prompt_logprobs or 0),
             "prompt_logprobs": self.prompt_logprobs is not None,
             "return_routing": bool(self.return_routed_experts),
+            "routing_start": self.routed_experts_prompt_start if self.return_routed_experts else 0,
         }
 
 

@@ -149,7 +149,8 @@ class Service:
         if self.traffic is not None:
             written = self.traffic.open_request(client.key, client.session, client.headers, answer, tools)
             if written is not None and self.traffic.keeps_routing:
-                params = [dataclasses.replace(one, return_routing=True) for one in params]
+                # Traffic needs them from where its tree ends, which the writer finds out later.
+                params = [dataclasses.replace(one, return_routing=True, routing_start=0) for one in params]
         seed = secrets.randbits(32) if body.seed is None else body.seed
         choices: list[Choice] = []
         try:

@@ -80,7 +80,7 @@ def routed_experts(sample: Sample, start: int) -> str | None:
     if sample.routing is None:
         return None
     file = io.BytesIO()
-    np.save(file, sample.routing[start:].astype(np.int32))
+    np.save(file, sample.routing[max(0, start - sample.routing_start) :].astype(np.int32))
     return base64.b64encode(file.getvalue()).decode()
 
 

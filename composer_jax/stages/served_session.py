@@ -45,6 +45,7 @@ class ServedSession:
             min_p=params.min_p,
             seed=(self._seed + GOLDEN * branch) % 2**32,
             return_routed_experts=params.return_routing,
+            routed_experts_prompt_start=params.routing_start,
         )
         name = f"{self._client.session}/{len(self.answers)}"
         answer = f"chatcmpl-{hashlib.sha256(name.encode()).hexdigest()[:24]}"

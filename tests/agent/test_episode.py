@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 
 from composer_jax.agent.effort import EffortConfig, EffortLevel
@@ -290,6 +291,33 @@ def test_the_trigger_counts_the_next_prompt(play, tok):
     summary = tok.encode("fix") + [tok.end]
     assert play(READ, summary, FINISH, compaction=at)[0].summaries == 1
     assert play(READ, FINISH, compaction=above)[0].summaries == 0
+
+
+def test_an_episode_asks_only_for_routes_that_its_branch_lacks(play, tok, scripted_session, monkeypatch):
+    """The summary is cancelled and has no routes; the branch after it has those of the prompt that it shares."""
+    sample, asked = scripted_session.sample, []
+
+    async def routed(self, context, params, branch=0):
+        answer = await sample(self, context, params, branch)
+        start = params.routing_start
+        asked.append((start, len(context), len(answer.tokens)))
+        if len(asked) == 2:
+            return dataclasses.replace(answer, finish_reason="cancelled")
+        places = np.arange(start, len(context) + len(answer.tokens) - 1) % 256
+        routing = np.tile(places[:, None, None].astype(np.uint8), (1, 2, 3))
+        return dataclasses.replace(answer, routing=routing, routing_start=start)
+
+    monkeypatch.setattr(scripted_session, "sample", routed)
+    summary = tok.encode("fix it") + [tok.end]
+    compaction = Compaction(trigger=read_until_full(tok), max_summary_tokens=9)
+    settings = EpisodeSettings(return_routing=True)
+    episode, _ = play(READ, summary, FIX, FINISH, compaction=compaction, settings=settings)
+    prompt = len(episode.transcript.nodes[0].tokens)
+    known = asked[0][1] + asked[0][2] - 1  # all but the last token of the first message
+    third = asked[2][1] + asked[2][2] - 1
+    assert [start for start, *_ in asked] == [0, known, prompt, third]
+    row = episode.transcript.rows()[-1]
+    np.testing.assert_array_equal(row.routes[:-1, 0, 0], np.arange(len(row.tokens) - 1) % 256)
 
 
 def test_a_summary_cannot_speak_in_another_role(play, tok):

@@ -3,10 +3,11 @@
 import json
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_jax.agent.transcript import Transcript
+from composer_jax.agent.transcript import Transcript, TranscriptError
 
 L, K = 2, 3
 TURN = st.tuples(
@@ -26,9 +27,12 @@ def engine_routes(tokens, version=0) -> np.ndarray:
 
 def say(transcript, harness, sampled, routed=True, version=0):
     context = transcript.tokens + list(harness) + list(sampled)
-    routes = engine_routes(context[:-1], version) if routed else None
+    start = transcript.routes_known
+    routes = engine_routes(context[:-1], version)[start:] if routed else None
     n = len(sampled)
-    return transcript.append("assistant", harness, sampled, [-0.5] * n, [version] * n, routes=routes)
+    return transcript.append(
+        "assistant", harness, sampled, [-0.5] * n, [version] * n, routes=routes, routes_start=start
+    )
 
 
 def grown(turns) -> Transcript:
@@ -114,3 +118,25 @@ def test_a_sample_without_routes_leaves_a_gap_that_later_routes_fill():
     say(transcript, [1], [14, 15], routed=False)
     assert transcript.rows()[0].tokens_without_routes().tolist() == [7, 8, 9, 10]
     assert len(transcript._routes[node.id]) == 2
+
+
+def test_routes_may_begin_before_the_first_gap_and_not_after_it():
+    transcript = Transcript()
+    prompt = transcript.append("prompt", [5, 6])
+    assert transcript.routes_known == 0
+    say(transcript, [1], [10, 11])
+    transcript.append("tool", [2, 3])
+    assert transcript.routes_known == 4, "the last sampled token and the observation have none yet"
+    tokens = [*transcript.tokens, 1, 12]
+    for start, n in ((5, 3), (4, 3), (4, 5)):
+        broken = Transcript.from_json(transcript.to_json())
+        routes = engine_routes(tokens)[start : start + n]
+        with pytest.raises(TranscriptError, match="token"):
+            broken.append("assistant", [1], [12], [0.0], [0], routes=routes, routes_start=start)
+    early = engine_routes(tokens[:-1], version=1)[2:]
+    transcript.append("assistant", [1], [12], [0.0], [1], routes=early, routes_start=2)
+    (row,) = transcript.rows()
+    np.testing.assert_array_equal(row.routes[:4], engine_routes(tokens)[:4])
+    np.testing.assert_array_equal(row.routes[4:-1], engine_routes(tokens, version=1)[4:-1])
+    transcript.branch(prompt)
+    assert transcript.routes_known == 2, "a branch has the routes of what it shares"

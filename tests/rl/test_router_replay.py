@@ -38,8 +38,19 @@ async def play(sampler: Sampler, seed: int) -> Transcript:
         transcript.branch(prompt)
         for turn in range(3):
             context = [*transcript.tokens, 7]
-            sample = await session.sample(context, ASKED, branch)
-            transcript.append("assistant", [7], sample.tokens, sample.logprobs, sample.versions, routes=sample.routing)
+            start = transcript.routes_known
+            sample = await session.sample(context, dataclasses.replace(ASKED, routing_start=start), branch)
+            assert sample.routing_start == start
+            assert len(sample.routing) == len(context) + len(sample.tokens) - 1 - start
+            transcript.append(
+                "assistant",
+                [7],
+                sample.tokens,
+                sample.logprobs,
+                sample.versions,
+                routes=sample.routing,
+                routes_start=sample.routing_start,
+            )
             transcript.append("tool", [8, 10 + seed + turn])
     session.close()
     return transcript

@@ -65,8 +65,9 @@ async def cancel_one(sampler) -> None:
     handle.cancel()
 
 
-async def serve(sampler, weights) -> tuple[list[list[Branch]], Sample]:
-    """Conversations of two turns, before and after new weights, with a cancelled request; a sample with everything."""
+async def serve(sampler, weights) -> tuple[list[list[Branch]], Sample, list[Sample]]:
+    """Conversations of two turns, before and after new weights, with a cancelled request; a sample with everything;
+    and samples with the routes from some token on."""
     async with sampler.serving():
         first = [converse(sampler, seed, turns=2, branches=1) for seed in SEEDS]
         *conversations, _ = await asyncio.gather(*first, cancel_one(sampler))
@@ -74,10 +75,13 @@ async def serve(sampler, weights) -> tuple[list[list[Branch]], Sample]:
             6, temperature=0.7, top_k=5, top_logprobs=2, prompt_logprobs=True, return_routing=True
         )
         sample = await sampler.submit(Request((3, 9, 14), everything, 5))
+        tails = [SamplingParams(5 + start % 2, return_routing=True, routing_start=start) for start in range(4)]
+        asked = [sampler.submit(Request((3, 9, 14, seed), tails[seed % 4], seed)) for seed in range(16)]
+        routed = await asyncio.gather(*asked)  # more than one of most shards
         await sampler.update_serving(*weights, version=4)
         later = [converse(sampler, seed, turns=2, branches=1) for seed in SEEDS[:2]]
         conversations += await asyncio.gather(*later)
-    return conversations, sample
+    return conversations, sample, routed
 
 
 def play(first_process: bool) -> dict[str, dict]:
@@ -86,7 +90,7 @@ def play(first_process: bool) -> dict[str, dict]:
     for name, (sizes, changes) in MESHES.items():
         sampler, weights = make_sampler(sizes, changes)
         if first_process:
-            conversations, sample = asyncio.run(asyncio.wait_for(serve(sampler, weights), 300))
+            conversations, sample, routed = asyncio.run(asyncio.wait_for(serve(sampler, weights), 300))
             branches = [branch for conversation in conversations for branch in conversation]
             results[name] = {
                 "tokens": [branch.tokens for branch in branches] + [sample.tokens],
@@ -94,7 +98,7 @@ def play(first_process: bool) -> dict[str, dict]:
                 "likeliest": [list(top) for top in sample.top_logprobs],
                 "top_logprobs": [list(top.values()) for top in sample.top_logprobs],
                 "prompt_logprobs": [sample.prompt.logprobs[1:]],
-                "routing": sample.routing.tolist(),
+                "routing": [sample.routing.tolist(), *[one.routing.tolist() for one in routed]],
             }
         else:
             sampler.follow(lambda version, weights=weights: {4: weights}[version])

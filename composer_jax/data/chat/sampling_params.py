@@ -45,6 +45,8 @@ class SamplingParams:
     """Gives the log-probabilities of the context, too, with as many likeliest tokens. Nothing cached is used then."""
     return_routing: bool = False
     """Gives the experts that each token chose; needs a model with cache_routing."""
+    routing_start: int = 0
+    """Tokens of the context whose experts the caller has already; those of later tokens come."""
 
     def __post_init__(self) -> None:
         if isinstance(self.stop_strings, str):
@@ -64,6 +66,8 @@ class SamplingParams:
             raise UserError(f"top_k={self.top_k} is {reason}; 0 keeps all tokens.")
         if not 0 <= self.top_logprobs <= MOST_TOP_LOGPROBS:
             raise UserError(f"top_logprobs={self.top_logprobs} is not between 0 and {MOST_TOP_LOGPROBS}.")
+        if self.routing_start < 0:
+            raise UserError(f"routing_start={self.routing_start} is negative; 0 gives the experts of all tokens.")
         if not all(self.stop_strings):
             raise UserError("stop_strings has an empty text, which would end every message; leave it out.")
 

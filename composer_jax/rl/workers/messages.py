@@ -38,6 +38,7 @@ def sample_to_frame(sample: Sample) -> Frame:
         "trained": sample.trained,
         "has_raw": sample.raw_logprobs is not None,
         "has_routing": sample.routing is not None,
+        "routing_start": sample.routing_start,
         "top": _pairs(sample.top_logprobs),
         "prompt": None,
     }
@@ -66,6 +67,7 @@ def sample_from_frame(header: Mapping[str, Any], arrays: Sequence[np.ndarray]) -
         top_logprobs=_dicts(header["top"]),
         prompt=PromptLogprobs(prompt[0], _dicts(prompt[1]) or []) if prompt is not None else None,
         routing=others.pop(0) if header["has_routing"] else None,
+        routing_start=header["routing_start"],
         trained=header["trained"],
     )
 

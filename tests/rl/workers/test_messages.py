@@ -77,7 +77,8 @@ SAMPLES = [
         cached=2,
         top_logprobs=[{3: -0.7, 9: -math.inf}],
         prompt=PromptLogprobs([None, -2.5], [{}, {4: -2.5}]),
-        routing=np.arange(12, dtype=np.int16).reshape(2, 3, 2),
+        routing=np.arange(12, dtype=np.uint16).reshape(2, 3, 2),
+        routing_start=4,
     ),
 ]
 
@@ -96,7 +97,7 @@ def test_every_field_of_a_sample_travels():
 
 
 def test_sampling_params_arrive():
-    params = SamplingParams(5, 0.5, 0.9, 10, 0.1, (3, 4), ("a",), 2, True, True)
+    params = SamplingParams(5, 0.5, 0.9, 10, 0.1, (3, 4), ("a",), 2, True, True, 7)
     assert SamplingParams(**json.loads(json.dumps(dataclasses.asdict(params)))) == params
 
 
