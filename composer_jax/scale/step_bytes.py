@@ -18,7 +18,7 @@ HEADER_BYTES = 2048
 """Of a frame, at most."""
 PACK_AND_SEND_RATE = 0.9e9
 """Bytes per second in which a core copies routes into blocks and sends them over a local connection."""
-RECEIVE_RATE = 1.5e9
+RECEIVE_RATE = 0.6e9
 """Bytes per second in which a core receives them and puts them together."""
 
 
