@@ -1,22 +1,25 @@
 """One episode: a task, a policy behind a Session, tools in a sandbox, and the grade at the end."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Self
+
+import numpy as np
 
 from composer_jax.agent import summary, todos, tools
 from composer_jax.agent.episode_clock import EpisodeClock, OutOfTime
 from composer_jax.agent.episode_context import EpisodeContext
 from composer_jax.agent.episode_spec import EpisodeSpec
-from composer_jax.agent.transcript import Kind, Node, Transcript
+from composer_jax.agent.transcript import Kind, Node, Transcript, TranscriptError
 from composer_jax.agent.usage import EpisodeUsage, measure_usage
 from composer_jax.agent.workspace import Workspace
 from composer_jax.data.chat.chat_format import Message
 from composer_jax.data.chat.messages import ToolCall
 from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.errors import UserError
+from composer_jax.frames import Frame, FrameError
 from composer_jax.sampler.policy import Session
 from composer_jax.sandbox import SandboxDied, SandboxKilled
 from composer_jax.tasks.grading import grade, hack_monitor
@@ -33,6 +36,9 @@ Outcome = Literal[
     "killed_sandbox",
     "infrastructure",
 ]
+
+FORMAT = "composer_jax episode 1"
+"""What the header of an episode's frame says that it is."""
 
 
 @dataclass
@@ -53,7 +59,7 @@ class Episode:
     flags: signs of reward hacking, "name: evidence" each (tasks/grading/hack_monitor.py).
     usage: counts of tokens, calls and edits; all 0 when the infrastructure failed.
     effort: the level of effort that the system message named; "" for none (agent/effort.py).
-    tools: the task's tools, by the names that tasks use (Task.tools); () also in records from before this field.
+    tools: the task's tools, by the names that tasks use (Task.tools).
     advantages: one number per node that a row trains (Transcript.trained_spans), in the order of the nodes, of an
       episode that is not compared with others of its task, such as a session of a user; None for one that is. The
       reward is then what the session was worth, which need not be between 0 and 1.
@@ -84,30 +90,29 @@ class Episode:
         """Tokens of all summaries, the end of the message included."""
         return sum(len(node.sampled_tokens) for node in self.transcript.nodes_of_kind("summary"))
 
-    def to_json(self) -> dict[str, Any]:
-        """A JSON-able dict from which `from_json` makes an equal episode."""
-        return {
-            **self.__dict__,
-            "transcript": self.transcript.to_json(),
-            "parts": dict(self.parts),
-            "usage": asdict(self.usage),
-            "tools": list(self.tools),
-            "advantages": None if self.advantages is None else list(self.advantages),
-        }
+    def to_frame(self) -> Frame:
+        """Returns header and arrays from which `from_frame` makes an equal episode, bit for bit."""
+        transcript, arrays = self.transcript.to_frame()
+        usage = asdict(self.usage)
+        return {"format": FORMAT, **self.__dict__, "transcript": transcript, "usage": usage}, arrays
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        transcript, usage = Transcript.from_json(data["transcript"]), EpisodeUsage(**data["usage"])
-        tools = tuple(data.get("tools", ()))
-        given = data.get("advantages")
-        values = {
-            "transcript": transcript,
-            "parts": dict(data["parts"]),
-            "usage": usage,
-            "tools": tools,
-            "advantages": None if given is None else tuple(given),
-        }
-        return cls(**{**data, **values})
+    def from_frame(cls, header: Mapping[str, Any], arrays: Sequence[np.ndarray]) -> Self:
+        """Makes the episode of `to_frame`. Raises FrameError for a frame of anything else."""
+        if header.get("format") != FORMAT:
+            raise FrameError(f"a frame of {header.get('format')!r}, not of {FORMAT!r}")
+        values = {name: value for name, value in header.items() if name != "format"}
+        try:
+            advantages = header["advantages"]
+            values |= {
+                "transcript": Transcript.from_frame(header["transcript"], arrays),
+                "usage": EpisodeUsage(**header["usage"]),
+                "tools": tuple(header["tools"]),
+                "advantages": None if advantages is None else tuple(advantages),
+            }
+            return cls(**values)
+        except (KeyError, TypeError, TranscriptError) as error:
+            raise FrameError(f"an episode that cannot be read ({error})") from error
 
 
 class OutOfContext(Exception):

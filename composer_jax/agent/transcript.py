@@ -13,12 +13,13 @@ follows it, even if the engine computes it again later with other weights. Branc
 they share.
 """
 
-import base64
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 import numpy as np
+
+from composer_jax.frames import Frame, FrameError
 
 Kind = Literal["prompt", "assistant", "tool", "summary_request", "summary", "carry"]
 KINDS: tuple[Kind, ...] = ("prompt", "assistant", "tool", "summary_request", "summary", "carry")
@@ -65,23 +66,48 @@ class TranscriptRow:
     """One branch as a training row; all arrays have its length n, and its last token is trained.
 
     tokens: int32. trained: bool, True where this row trains the token. logprobs: float32, 0 where not trained.
-    versions: int32, -1 where not trained. routes: int16 [n,L,k], the experts of each token in the L expert layers, -1
-    for tokens without; None where the transcript has no routes.
+    versions: int32, -1 where not trained. route_parts: (place of the first token, [m,L,k]), the experts of m tokens in
+    the L expert layers, of all tokens with routes; the arrays are those of the transcript, which are not copied.
     """
 
     tokens: np.ndarray
     trained: np.ndarray
     logprobs: np.ndarray
     versions: np.ndarray
-    routes: np.ndarray | None = None
+    route_parts: Sequence[tuple[int, np.ndarray]] = ()
+
+    @property
+    def route_shape(self) -> tuple[int, int] | None:
+        """(L, k) of the routes; None without."""
+        return self.route_parts[0][1].shape[1:] if self.route_parts else None
+
+    @property
+    def routes(self) -> np.ndarray | None:
+        """int16 [n,L,k]: the routes of all tokens, -1 for tokens without; a copy. None without any."""
+        if self.route_shape is None:
+            return None
+        out = np.full((len(self.tokens), *self.route_shape), -1, np.int16)
+        self.copy_routes(out, 0)
+        return out
+
+    def copy_routes(self, out: np.ndarray, start: int) -> None:
+        """Writes the routes of tokens `start` to start + m into an array [m,L,k], where there are some."""
+        stop = start + len(out)
+        for first, routes in self.route_parts:
+            begin, end = max(first, start), min(first + len(routes), stop)
+            if begin < end:
+                out[begin - start : end - start] = routes[begin - first : end - first]
 
     def tokens_without_routes(self) -> np.ndarray:
         """int[m]: places of the tokens that router replay cannot do without and that have no routes.
 
         The last token is none of them: no output of this row depends on it.
         """
-        n = len(self.tokens) - 1
-        return np.arange(n) if self.routes is None else np.flatnonzero((self.routes[:n] < 0).any(axis=(1, 2)))
+        is_missing = np.ones(len(self.tokens), bool)
+        is_missing[-1:] = False
+        for first, routes in self.route_parts:
+            is_missing[first : first + len(routes)] = False
+        return np.flatnonzero(is_missing)
 
 
 @dataclass(frozen=True)
@@ -241,7 +267,7 @@ class Transcript:
                     trained=trained,
                     logprobs=np.where(trained, logprobs[:end], np.float32(0)),
                     versions=np.where(trained, versions[:end], np.int32(-1)),
-                    routes=self._path_routes(path, end),
+                    route_parts=self._path_routes(path, end),
                 )
             )
         return rows
@@ -261,19 +287,15 @@ class Transcript:
             row += bool(new)
         return spans
 
-    def _path_routes(self, path: Sequence[Node], end: int) -> np.ndarray | None:
-        """int16 [end,L,k]: the routes of the first `end` tokens of a path, -1 where unknown; None if all are."""
-        known = [(node, routes) for node in path if (routes := self._routes[node.id]) is not None]
-        if not known:
-            return None
-        out = np.full((sum(len(node.tokens) for node in path), *known[0][1].shape[1:]), -1, np.int16)
-        start = 0
+    def _path_routes(self, path: Sequence[Node], end: int) -> list[tuple[int, np.ndarray]]:
+        """The routes of the first `end` tokens of a path: TranscriptRow.route_parts."""
+        parts, start = [], 0
         for node in path:
             routes = self._routes[node.id]
-            if routes is not None:
-                out[start : start + len(routes)] = routes
+            if routes is not None and start < end and len(routes):
+                parts.append((start, routes[: end - start]))
             start += len(node.tokens)
-        return out[:end]
+        return parts
 
     def nodes_of_kind(self, kind: Kind) -> list[Node]:
         """The nodes of a kind, oldest first."""
@@ -289,45 +311,67 @@ class Transcript:
         """The number of sampled tokens of all nodes."""
         return sum(len(node.logprobs) for node in self.nodes)
 
-    def to_json(self) -> dict[str, Any]:
-        """A JSON-able dict from which `from_json` makes an equal transcript, bit for bit."""
+    def to_frame(self) -> Frame:
+        """Returns header and arrays from which `from_frame` makes an equal transcript, bit for bit.
+
+        The arrays are the tokens int32, log-probabilities float32 and versions int32 of all nodes, one after another,
+        and the routes of each node that has some, as they are held.
+        """
         nodes = [
-            {
-                "parent": node.parent,
-                "kind": node.kind,
-                "tokens": node.tokens.tolist(),
-                # float32 -> Python float -> shortest decimal -> float32 is exact.
-                "logprobs": node.logprobs.tolist(),
-                "versions": node.versions.tolist(),
-                "trained": node.trained,
-            }
-            | ({} if routes is None else {"routes": _encode_routes(routes)})
+            [node.parent, node.kind, len(node.tokens), len(node.logprobs), node.trained, routes is not None]
             for node, routes in zip(self.nodes, self._routes, strict=True)
         ]
-        return {"nodes": nodes, "tip": self.tip}
+        joined = [
+            np.concatenate([np.zeros(0, dtype), *parts])
+            for dtype, parts in (
+                (np.int32, [node.tokens for node in self.nodes]),
+                (np.float32, [node.logprobs for node in self.nodes]),
+                (np.int32, [node.versions for node in self.nodes]),
+            )
+        ]
+        return {"nodes": nodes, "tip": self.tip}, [*joined, *(routes for routes in self._routes if routes is not None)]
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Raises TranscriptError when `data` is not a tree in which parents come before their children."""
-        transcript = cls()
-        for number, item in enumerate(data["nodes"]):
-            parent = item["parent"]
-            if (parent is None) != (number == 0) or (parent is not None and not 0 <= parent < number):
-                raise TranscriptError(f"node {number} has parent {parent}; a parent comes before its children")
-            transcript.tip = parent
-            k = len(item["logprobs"])
-            harness = item["tokens"][: len(item["tokens"]) - k]
-            sampled = item["tokens"][len(harness) :]
-            transcript.append(
-                item["kind"], harness, sampled, item["logprobs"], item["versions"], trained=item["trained"]
-            )
-            if "routes" in item:
-                transcript._routes[number] = _decode_routes(item["routes"])
-        transcript.tip = data["tip"]
+    def from_frame(cls, header: Mapping[str, Any], arrays: Sequence[np.ndarray]) -> Self:
+        """Makes the transcript of `to_frame`; its arrays are views of these.
+
+        Raises FrameError if the header is another one or the arrays are not those of its nodes, and TranscriptError
+        when the nodes are not a tree in which parents come before their children.
+        """
+        try:
+            nodes, (tokens, logprobs, versions, *routes) = header["nodes"], arrays
+            lengths = [sum(node[2] for node in nodes), *2 * [sum(node[3] for node in nodes)]]
+            dtypes = [array.dtype for array in (tokens, logprobs, versions)]
+            if dtypes != [np.int32, np.float32, np.int32] or lengths != [len(tokens), len(logprobs), len(versions)]:
+                raise FrameError(
+                    f"{len(tokens)} tokens, {len(logprobs)} logprobs and {len(versions)} versions, {dtypes}"
+                )
+            transcript, of_nodes, start, first = cls(), iter(routes), 0, 0
+            for number, (parent, kind, n, k, trained, has_routes) in enumerate(nodes):
+                if (parent is None) != (number == 0) or (parent is not None and not 0 <= parent < number):
+                    raise TranscriptError(f"node {number} has parent {parent}; a parent comes before its children")
+                transcript.tip, sampled = parent, slice(first, first + k)
+                harness, end = tokens[start : start + n - k], start + n
+                transcript.append(
+                    kind, harness, tokens[end - k : end], logprobs[sampled], versions[sampled], trained=trained
+                )
+                if has_routes:
+                    transcript._routes[number] = _checked_routes(next(of_nodes), n)
+                start, first = end, first + k
+            transcript.tip = header["tip"]
+        except (KeyError, TypeError, ValueError, StopIteration) as error:
+            raise FrameError(f"a transcript that cannot be read ({error!r})") from error
         return transcript
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Transcript) and self.to_json() == other.to_json()
+        if not isinstance(other, Transcript):
+            return False
+        (header, arrays), (other_header, other_arrays) = self.to_frame(), other.to_frame()
+        return (
+            header == other_header
+            and [array.dtype for array in arrays] == [array.dtype for array in other_arrays]
+            and all(map(np.array_equal, arrays, other_arrays))
+        )
 
     __hash__ = None  # type: ignore[assignment]  # a transcript is mutable
 
@@ -347,15 +391,8 @@ def _compact_routes(ids: np.ndarray) -> np.ndarray:
     return ids.astype(np.uint8 if ids.max(initial=0) < 256 else np.uint16)
 
 
-def _encode_routes(routes: np.ndarray) -> dict[str, Any]:
-    """Returns a JSON-able dict from which `_decode_routes` makes an equal array; the bytes are base64."""
-    little_endian = routes.astype(routes.dtype.newbyteorder("<"))
-    data = base64.b64encode(little_endian.tobytes()).decode("ascii")
-    return {"dtype": routes.dtype.name, "shape": list(routes.shape), "data": data}
-
-
-def _decode_routes(encoded: Mapping[str, Any]) -> np.ndarray:
-    """Returns the array of `_encode_routes`. Raises ValueError if the bytes are not those of its shape."""
-    dtype = np.dtype(encoded["dtype"])
-    flat = np.frombuffer(base64.b64decode(encoded["data"]), dtype.newbyteorder("<"))
-    return flat.reshape(encoded["shape"]).astype(dtype)
+def _checked_routes(routes: np.ndarray, n: int) -> np.ndarray:
+    """Returns the routes of a node of n tokens. Raises FrameError for an array that cannot be."""
+    if routes.ndim != 3 or len(routes) > n or routes.dtype not in (np.uint8, np.uint16):
+        raise FrameError(f"routes {routes.dtype}{list(routes.shape)} for a node of {n} tokens")
+    return routes

@@ -6,10 +6,12 @@ process would also wait inside a device program, where Ctrl-C does not reach it.
 """
 
 import contextlib
+import functools
 import itertools
 import json
 import queue
 import secrets
+import select
 import socket
 import struct
 import threading
@@ -19,7 +21,7 @@ from typing import Any, Self
 import numpy as np
 
 from composer_jax.errors import OtherProcessError
-from composer_jax.frames import PREFIX, Frame, decode_frame, encode_frame
+from composer_jax.frames import PREFIX, Buffer, Frame, FrameError, decode_frame, encode_frame, frame_buffers
 from composer_jax.parallel.failure import report_lost_process
 from composer_jax.parallel.processes import (
     coordinator_address,
@@ -39,7 +41,11 @@ NOTICE_S = 1.0
 """Seconds in which a broken connection is noticed after a device program failed because of it."""
 KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
 """A machine that vanishes without closing its connections is noticed after 10 + 3 * 10 seconds."""
+WAITING_BYTES = 1 << 26
+"""Commands that a receiver holds before they are executed; those behind them wait in the connection, and `send` waits
+once that is full. One larger command is held by itself."""
 
+_JOINED_BYTES = 1 << 14  # smaller buffers share a packet
 _HELLO = struct.Struct("!32sI")  # token and process
 _channels = itertools.count()  # every process opens its channels in the same order
 
@@ -67,19 +73,20 @@ class CommandSender:
                 with contextlib.suppress(TimeoutError):
                     self._admit(server.accept()[0], token)
 
-    def send(self, header: dict[str, Any], arrays: Sequence[np.ndarray] = ()) -> None:
-        """Sends a command to every other process.
+    def send(self, header: dict[str, Any], arrays: Sequence[np.ndarray] = (), *, process: int | None = None) -> None:
+        """Sends a command to every other process, or to one of them; waits while they hold too many (WAITING_BYTES).
 
         Raises:
           OtherProcessError: one of them failed or is gone.
         """
-        message = encode_frame(header, arrays)
+        buffers = frame_buffers(header, arrays)
         with self._sending:
             if self.error is not None:
                 raise self.error
-            for process, connection in self._connections.items():
+            receivers = self._connections if process is None else {process: self._connections[process]}
+            for process, connection in receivers.items():
                 try:
-                    connection.sendall(message)
+                    send_buffers(connection, buffers)
                 except OSError as error:  # part of the frame may have left, so nothing can follow it
                     self._noticed.wait(NOTICE_S)  # the reader may have the sentence of a process that failed
                     raise (self.error or self._note_end(report_lost_process(process))) from error
@@ -142,8 +149,11 @@ class CommandSender:
 
     def _read(self, process: int, connection: socket.socket) -> None:
         """Reads replies until the other end closes the connection, which it does before the end only if it fails."""
-        while (last := _receive(connection)) is not None and "failed" not in last[0]:
-            self._replies[process].put(last)
+        try:
+            while (last := receive_frame(connection)) is not None and "failed" not in last[0]:
+                self._replies[process].put(last)
+        except FrameError as error:
+            last = {"failed": f"process {process} sent {error}"}, []
         if not self._closing.is_set():
             # Every process that is gone is reported, also after the first error.
             self._note_end(report_lost_process(process) if last is None else last[0]["failed"])
@@ -175,7 +185,8 @@ class CommandReceiver:
         self._connection = socket.create_connection((host, address["port"]))
         _configure(self._connection)
         self._connection.sendall(_HELLO.pack(address["token"].encode(), process_index()))
-        self._commands: queue.SimpleQueue[Frame | Exception] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[tuple[Frame | Exception, int]] = queue.SimpleQueue()
+        self._waiting = WaitingBytes(WAITING_BYTES)
         self._leaving, self._sending = False, threading.Lock()
         threading.Thread(target=self._read, daemon=True, name="command-reader").start()
         return self
@@ -196,7 +207,8 @@ class CommandReceiver:
           Exception: what `interrupt` got.
         """
         while True:
-            command = self._commands.get()
+            command, n_bytes = self._commands.get()
+            self._waiting.remove(n_bytes)
             if isinstance(command, Exception):
                 raise command
             header, arrays = command
@@ -208,24 +220,50 @@ class CommandReceiver:
 
     def reply(self, header: dict[str, Any], arrays: Sequence[np.ndarray]) -> None:
         """Sends process 0 a reply, which CommandSender.collect returns there."""
-        message = encode_frame(header, arrays)
+        buffers = frame_buffers(header, arrays)
         with self._sending:
-            self._connection.sendall(message)
+            send_buffers(self._connection, buffers)
 
     def interrupt(self, error: Exception) -> None:
         """Raises an error of another thread in the one that iterates, after the commands that have come before."""
-        self._commands.put(error)
+        self._commands.put((error, 0))
 
     def _read(self) -> None:
         while True:
-            command = _receive(self._connection)
+            # A sender that is gone is noticed while this waits for room: what it had sent still fits into memory.
+            room = functools.partial(self._waiting.add, is_closed=lambda: _is_hung_up(self._connection))
+            try:
+                command = receive_frame(self._connection, room)
+            except FrameError as error:
+                self.interrupt(OtherProcessError(f"process 0 sent {error}"))
+                return
             if command is None:
                 if not self._leaving:
                     report_lost_process(0)
                 return
-            self._commands.put(command)
+            self._commands.put((command, sum(array.nbytes for array in command[1])))
             if not {"end", "failed"}.isdisjoint(command[0]):
                 return
+
+
+class WaitingBytes:
+    """Counts the bytes of commands that wait, and keeps the next one out until there is room for it."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._bytes, self._changed = most, 0, threading.Condition()
+
+    def add(self, n: int, is_closed: Callable[[], bool]) -> None:
+        """Counts n bytes; waits while others are counted and n would go beyond the most, unless the sender is gone."""
+        with self._changed:
+            while self._bytes and self._bytes + n > self._most and not is_closed():
+                self._changed.wait(POLL_S)
+            self._bytes += n
+
+    def remove(self, n: int) -> None:
+        """Counts n bytes less."""
+        with self._changed:
+            self._bytes -= n
+            self._changed.notify()
 
 
 def failure_sentence(error: BaseException) -> str:
@@ -262,25 +300,51 @@ def _configure(connection: socket.socket) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
-def _receive(connection: socket.socket) -> Frame | None:
-    """The next command of a connection, or None if the other end has closed it or is gone."""
+def _is_hung_up(connection: socket.socket) -> bool:
+    """Whether the other end has closed a connection of which something may still be unread; False where it cannot be
+    known (only Linux says it)."""
+    poll = select.poll()
+    poll.register(connection, getattr(select, "POLLRDHUP", 0))
+    return bool(poll.poll(0))
+
+
+def send_buffers(connection: socket.socket, buffers: Sequence[Buffer]) -> None:
+    """Sends the buffers of a frame without joining them. Raises OSError if the connection breaks."""
+    small: list[Buffer] = []
+    for buffer in buffers:
+        if len(buffer) < _JOINED_BYTES:
+            small.append(buffer)
+            continue
+        connection.sendall(b"".join(small))
+        connection.sendall(buffer)
+        small = []
+    connection.sendall(b"".join(small))
+
+
+def receive_frame(connection: socket.socket, room: Callable[[int], object] = lambda _: None) -> Frame | None:
+    """Returns the next frame of a connection, or None if the other end has closed it or is gone.
+
+    room: called with the bytes of the frame's arrays before they are received.
+    """
     prefix = _receive_bytes(connection, PREFIX.size)
     if prefix is None:
         return None
     n_text, n_content = PREFIX.unpack(prefix)
-    text, content = _receive_bytes(connection, n_text), _receive_bytes(connection, n_content)
-    return None if text is None or content is None else decode_frame(text, content)
+    text = _receive_bytes(connection, n_text)
+    room(n_content)
+    content = None if text is None else _receive_bytes(connection, n_content)
+    return None if text is None or content is None else decode_frame(bytes(text), content)
 
 
-def _receive_bytes(connection: socket.socket, n: int) -> bytes | None:
-    parts, missing = [], n
-    while missing:
+def _receive_bytes(connection: socket.socket, n: int) -> memoryview | None:
+    content = np.empty(n, np.uint8).data
+    start = 0
+    while start < n:
         try:
-            part = connection.recv(min(missing, 1 << 20))
+            received = connection.recv_into(content[start:])
         except OSError:
             return None
-        if not part:
+        if not received:
             return None
-        parts.append(part)
-        missing -= len(part)
-    return b"".join(parts)
+        start += received
+    return content

@@ -1,13 +1,15 @@
 """Groups of episodes -> rows -> batches of one fixed shape for the Learner."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from composer_jax.agent.episode import Episode
 from composer_jax.agent.transcript import TranscriptError, TranscriptRow
+from composer_jax.data.host_batch import Block, HostField
 from composer_jax.data.packing import Packing, plan_packing
 from composer_jax.errors import UserError
 
@@ -104,13 +106,56 @@ class TokenSpan(NamedTuple):
     stop: int
 
 
+class PackedRoutes:
+    """The routes of a batch, int16 [B,S,L,k], NO_ROUTE for padding and tokens without.
+
+    They are 30 times as large as all other fields together, so nothing makes them as a whole: a reader copies its block
+    from the routes of the transcripts.
+    """
+
+    dtype = np.dtype(np.int16)
+
+    def __init__(self, rows: Sequence[Sequence[tuple[int, TranscriptRow]]], shape: tuple[int, int, int, int]) -> None:
+        """rows: of each row of the batch, its documents and where they start."""
+        self._rows, self.shape = rows, shape
+
+    def read(self, block: Block, order: np.ndarray | None = None) -> np.ndarray:
+        """Returns rows and positions as BlockSource.read."""
+        rows, columns = block
+        positions = np.arange(columns.start, columns.stop) if order is None else order[columns]
+        # Where a chunk of positions that follow each other begins, and the end.
+        cuts = [0, *(1 + np.flatnonzero(np.diff(positions) != 1)), len(positions)]
+        out = np.empty((rows.stop - rows.start, len(positions), *self.shape[2:]), self.dtype)
+        for out_row, documents in zip(out, self._rows[rows], strict=True):
+            for first, last in itertools.pairwise(cuts):
+                _copy_documents(out_row[first:last], int(positions[first]), documents)
+        return out
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        n_rows, length = self.shape[:2]
+        return self.read((slice(0, n_rows), slice(0, length)))
+
+
+def _copy_documents(out: np.ndarray, begin: int, documents: Sequence[tuple[int, TranscriptRow]]) -> None:
+    """Fills [m,L,k] with the routes of positions `begin` to begin + m of a row of these documents."""
+    done, end = begin, begin + len(out)
+    for start, row in documents:
+        first, last = max(start, begin), min(start + len(row.tokens), end)
+        if first < last:
+            here = out[first - begin : last - begin]
+            here[...] = NO_ROUTE
+            row.copy_routes(here, first - start)
+            done = last
+    out[done - begin :] = NO_ROUTE
+
+
 @dataclasses.dataclass(frozen=True)
 class PackedRows:
     """Rows and the batches that hold them."""
 
     rows: Sequence[WeightedRow]
-    batches: list[dict[str, np.ndarray]]
-    """The fields of FIELDS, [B,S] each; see train/losses.py."""
+    batches: list[dict[str, Any]]
+    """The fields of FIELDS, [B,S] each, and routes, PackedRoutes; see train/losses.py."""
     places: Sequence[TokenSpan]
     """Of each row."""
 
@@ -159,7 +204,7 @@ def pack_rows(
                 f"A row of {n} tokens is longer than every training batch {tuple(by_shape)}; add a longer one."
             )
         by_shape[fitting].append(number)
-    batches: list[dict[str, np.ndarray]] = []
+    batches: list[dict[str, Any]] = []
     places: dict[int, TokenSpan] = {}
     for shape, numbers in by_shape.items():
         packed, packing = _packed([rows[number] for number in numbers], *shape, shards, cost, route_shape)
@@ -192,6 +237,10 @@ FIELDS = {
 
 REFERENCE_FIELDS = {"reference_logprobs": np.float32}
 """Further fields of a batch where there is a reference policy (rl/reference.py)."""
+
+
+BeforeCall = Callable[[str, Mapping[str, HostField]], object]
+"""The name of a device call and its batch -> whatever has to be done first, such as to tell the other processes."""
 
 
 NO_ROUTE = -1
@@ -236,8 +285,8 @@ def _check_routes(row: TranscriptRow, route_shape: tuple[int, int]) -> None:
             f"{len(missing)} of the {len(row.tokens)} tokens of a row have no routes to replay, the first at "
             f'{missing[0]}; use rl.router_replay="off", or a sampler that returns those of every message.'
         )
-    if row.routes is not None and row.routes.shape[1:] != route_shape:
-        raise TranscriptError(f"routes {list(row.routes.shape)} of a row are not [n,L,k] with (L, k) = {route_shape}.")
+    if row.route_shape not in (None, route_shape):
+        raise TranscriptError(f"routes of (L, k) = {row.route_shape} of a row are not those of {route_shape}.")
 
 
 def _packed(
@@ -247,7 +296,7 @@ def _packed(
     shards: int,
     cost: Callable[[np.ndarray], float],
     route_shape: tuple[int, int] | None,
-) -> tuple[list[dict[str, np.ndarray]], Packing]:
+) -> tuple[list[dict[str, Any]], Packing]:
     packing = plan_packing([len(r.row.tokens) for r in rows], seq_len=seq_len, batch_size=batch_size)
     if shards > 1 and batch_size % shards == 0:  # the Learner refuses other sizes with a sentence
         order = balance_rows([cost(segments_S) for segments_S in packing.segments()], batch_size, shards)
@@ -263,11 +312,13 @@ def _packed(
     }
     fields = {name: packing.place(value, FIELDS[name]) for name, value in values.items()}
     fields["segments"] = packing.segments()
-    if route_shape is not None:
-        # A row of one token has no routes, and needs none.
-        unknown = lambda row: np.full((len(row.tokens), *route_shape), NO_ROUTE)  # noqa: E731
-        routes = [unknown(r.row) if r.row.routes is None else r.row.routes for r in rows]
-        fields["routes"] = packing.place(routes, np.int16, fill=NO_ROUTE)
-    total = len(fields["tokens"])
-    cuts = range(0, total, batch_size)
-    return [{name: a[i : i + batch_size] for name, a in fields.items()} for i in cuts], packing
+    placed: list[list[tuple[int, TranscriptRow]]] = [[] for _ in packing.rows]
+    for document, row, start, _ in packing.spans():
+        placed[row].append((start, rows[document].row))
+    batches: list[dict[str, Any]] = []
+    for i in range(0, len(placed), batch_size):
+        here = slice(i, i + batch_size)
+        batches.append({name: array[here] for name, array in fields.items()})
+        if route_shape is not None:
+            batches[-1]["routes"] = PackedRoutes(placed[here], (batch_size, seq_len, *route_shape))
+    return batches, packing

@@ -1,7 +1,7 @@
 """RolloutLedger: what an RL run has admitted, played and trained, on disk.
 
     DIR/rl/admitted.jsonl           one line whenever a group starts to be played, and one when it is dropped
-    DIR/rl/groups/NUMBER.json.zst   a PlayedGroup, from its last episode until a checkpoint has learned from it
+    DIR/rl/groups/NUMBER.frames     a PlayedGroup, from its last episode until a checkpoint has learned from it
     DIR/rl/samples/GROUP/SEED       what the episodes of a group have sampled, until it is stored (rl/sample_journal.py)
     DIR/rl/tokenizer.txt            the fingerprint of the tokenizer whose ids the groups have
     DIR/batches.jsonl               one line per optimizer step, before it is taken
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from composer_jax.atomic_write import write_atomically
+from composer_jax.atomic_write import open_atomically, write_atomically
 from composer_jax.errors import UserError
 from composer_jax.observe.journal import Journal, read_journal
 from composer_jax.rl.curriculum import FamilyResults, family_results
@@ -76,8 +76,10 @@ class RolloutLedger:
     """
 
     def __init__(self, folder: Path, before_write: Callable[[], None] | None = None):
+        """Raises UserError for a folder with groups of an earlier version."""
         self._folder = folder
         group_file(folder, 0).parent.mkdir(parents=True, exist_ok=True)
+        refuse_older_groups(folder)
         self._admitted = Journal(folder / "rl" / "admitted.jsonl", before_write)
         self._batches = Journal(folder / "batches.jsonl", before_write)
         self.samples = SampleJournal(folder / "rl" / "samples", before_write)
@@ -109,7 +111,8 @@ class RolloutLedger:
 
     def store(self, group: PlayedGroup) -> None:
         """Writes a group, atomically."""
-        write_atomically(self._file(group.number), encode_group(group))
+        with open_atomically(self._file(group.number)) as file:
+            file.writelines(encode_group(group))
         self.samples.forget(group.number)
 
     def has(self, number: int) -> bool:
@@ -186,7 +189,16 @@ def _without_unrecorded(families: FamilyResults, recorded: FamilyResults) -> Fam
 
 def group_file(folder: Path, number: int) -> Path:
     """Returns the path of a group in the folder of a run."""
-    return folder / "rl" / "groups" / f"{number:08d}.json.zst"
+    return folder / "rl" / "groups" / f"{number:08d}.frames"
+
+
+def refuse_older_groups(folder: Path) -> None:
+    """Raises a UserError if the folder of a run has groups of an earlier version, which were compressed JSON."""
+    if older := next((folder / "rl" / "groups").glob("*.json.zst"), None):
+        raise UserError(
+            f"{older} is a group of an earlier version of composer_jax, which this one does not read; finish the run "
+            f"with that version, or delete {older.parent}/*.json.zst, and the run plays again what it has not learned."
+        )
 
 
 def tokenizer_file(folder: Path) -> Path:

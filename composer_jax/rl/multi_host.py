@@ -1,41 +1,62 @@
 """RL over several JAX processes: process 0 decides, and all of them learn.
 
-The learner is one program over the devices of all processes. Process 0 sends the groups of a step to the others through
-the channel of its sampler, between two device calls. Each process makes the same batches from them and takes the same
-step, so that nothing but groups has to be sent. Then all of them install the new weights in the sampler.
+The learner is one program over the devices of all processes. Process 0 alone has groups, rows and advantages. Before
+each device call of a step it sends every other process what that one's devices hold of the batch (train/batch_parts.py)
+and the name of the call, through the channel of its sampler, between two device calls. The other processes make the
+same calls. Then all of them install the new weights in the sampler.
+
+The frames of a batch are sent to one process after another, and a process that is behind holds the sender up, so no
+queue grows beyond the bytes that the channel lets wait.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from composer_jax.data.host_batch import HostField
+from composer_jax.parallel.processes import process_count
 from composer_jax.rl.batch import Group
-from composer_jax.rl.played_group import decode_group, encode_group
 from composer_jax.rl.policy_update import PolicyUpdate, UpdateResult
 from composer_jax.sampler.engine import Sampler
+from composer_jax.train.batch_parts import BatchPartReader, part_frames
 from composer_jax.train.learner import TrainState
 
 
-class LeadingUpdate:
-    """The PolicyUpdate of process 0: every other process takes the step, too (`follow_update`)."""
+class Followers(Protocol):
+    """The way to the other processes; a Sampler that serves is one."""
 
-    def __init__(self, update: PolicyUpdate, sampler: Sampler):
-        """sampler: serves and is paused whenever `step` is called."""
-        self._update, self._sampler = update, sampler
+    def call_followers(
+        self, header: Mapping[str, Any], arrays: Sequence[np.ndarray] = (), *, process: int | None = None
+    ) -> None:
+        """See Sampler.call_followers."""
+        ...
+
+
+class LeadingUpdate:
+    """The PolicyUpdate of process 0: every other process takes part in its device calls (`follow_update`)."""
+
+    def __init__(self, update: PolicyUpdate, followers: Followers):
+        """followers: a Sampler serves and is paused whenever `step` or `score` is called."""
+        self._update, self._followers = update, followers
+        update.on_device_call = self._send
 
     def step(
         self, state: TrainState, groups: Sequence[Group], episodes: int, step: int
     ) -> tuple[TrainState, UpdateResult]:
         """As PolicyUpdate.step."""
-        encoded = [np.frombuffer(encode_group(group), np.uint8) for group in groups]
-        self._sampler.call_followers({"learn": [episodes, step]}, encoded)
         return self._update.step(state, groups, episodes, step)
 
     def score(self, state: TrainState, tokens: Sequence[int], routing: np.ndarray | None) -> np.ndarray:
         """As PolicyUpdate.score."""
-        self._sampler.call_followers({"score": list(tokens)}, [] if routing is None else [routing])
         return self._update.score(state, tokens, routing)
+
+    def _send(self, call: str, batch: Mapping[str, HostField], normalisers: Sequence[float | None]) -> None:
+        if batch:
+            for process in range(1, process_count()):
+                for header, arrays in part_frames(batch, self._update.learner.mesh, process):
+                    self._followers.call_followers({"part": header}, arrays, process=process)
+        self._followers.call_followers({"device_call": call, "normalisers": list(normalisers)})
 
 
 def follow_update(
@@ -46,18 +67,18 @@ def follow_update(
 ) -> TrainState:
     """Takes part in everything until process 0, which runs the orchestrator, leaves the serving of its sampler.
 
-    Returns the weights after the last step. on_call: called with the state and the header of every other call of
-    process 0, such as to save.
+    Returns the weights after the last step. Raises FrameError for a part of a batch that is not this process's.
+
+    on_call: called with the state and the header of every other call of process 0, such as to save.
     """
+    parts = BatchPartReader(update.learner.mesh)
 
     def call(header: dict[str, Any], arrays: list[np.ndarray]) -> None:
         nonlocal state
-        if "learn" in header:
-            episodes, step = header["learn"]
-            groups = [decode_group(Group, array.data) for array in arrays]
-            state, _ = update.step(state, groups, episodes, step)
-        elif "score" in header:
-            update.score(state, header["score"], arrays[0] if arrays else None)
+        if "part" in header:
+            parts.add(header["part"], arrays)
+        elif "device_call" in header:
+            state = update.follow_device_call(state, header["device_call"], parts.take(), header["normalisers"])
         else:
             on_call(state, header)
 

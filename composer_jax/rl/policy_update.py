@@ -3,13 +3,15 @@
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
 from composer_jax.agent.episode import Episode
+from composer_jax.agent.transcript import TranscriptRow
 from composer_jax.data.chat.chat_format import ChatFormat
+from composer_jax.data.host_batch import HostField
 from composer_jax.models.flops import row_flops
 from composer_jax.models.model_def import Params
 from composer_jax.parallel.mesh import batch_shards
@@ -17,6 +19,7 @@ from composer_jax.rl.algorithm import Algorithm, make_algorithm
 from composer_jax.rl.batch import (
     Group,
     HintedSpan,
+    PackedRoutes,
     PackedRows,
     WeightedRow,
     empty_batch,
@@ -48,6 +51,10 @@ OF_QK_CLIP = ("max_attention_logit",)
 
 FindHints = Callable[[Episode], Mapping[int, tuple[HintedSpan, ...]]]
 """Returns the hints of an episode by the number of the row in Transcript.rows()."""
+
+
+OnDeviceCall = Callable[[str, Mapping[str, HostField], Sequence[float | None]], object]
+"""The name of a device call, its batch (empty for calls without) and LossTermNormalisers (of a gradient)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +101,11 @@ class PolicyUpdate:
         self.is_compiled = False
         self.learner_checksums: Callable[[Params], WeightChecksums] | None = None
         """Sampler.learner_checksums of the sampler that takes the weights."""
+        self.on_device_call: OnDeviceCall | None = None
+        """Called before every device call of `step` and `score`: every process of the learner makes the same ones in
+        the same order (`follow_device_call`)."""
+        self._gradient: dict[str, Any] | None = None
+        """Of the batches of a step that process 0 takes, in the other processes."""
         self._reference: Reference | None = None
         self._replay: ReplayMix | None = None
         self._find_hints: HintFinder | None = None
@@ -103,7 +115,7 @@ class PolicyUpdate:
                 raise ValueError(f"rl.feedback.weight={feedback.weight} needs the chat format of the episodes")
             self._find_hints = HintFinder(feedback, chat, config.batches[-1][0])
             scorer = OutputStates(learner.definition, learner.mesh)
-            self._teacher = Teacher(scorer, feedback.weight, feedback.tokens_per_row)
+            self._teacher = Teacher(scorer, feedback.weight, feedback.tokens_per_row, self._begin_call)
 
     def set_reference(self, params: Params, router_bias: Params) -> None:
         """Sets the policy that rl.algorithm.kl refers to: the weights that RL started from, also in a resumed run.
@@ -112,7 +124,7 @@ class PolicyUpdate:
         UserError if the weights are not of the network that is trained.
         """
         if self.config.algorithm.kl.coefficient:
-            self._reference = Reference(params, router_bias, self._scorer)
+            self._reference = Reference(params, router_bias, self._scorer, self._begin_call)
 
     def set_replay(self, mix: ReplayMix) -> None:
         """Sets the conversations of SFT that rl.replay trains beside the episodes of every step."""
@@ -132,12 +144,56 @@ class PolicyUpdate:
         routing: int16 [n-1, expert layers, experts per token] of the sampler, used where routes are replayed.
         """
         n, (length, rows) = len(tokens), self.config.batches[0]
-        batch = empty_batch(length, rows, route_shape=self.route_shape)
+        batch: dict[str, Any] = empty_batch(length, rows, route_shape=self.route_shape)
         batch["tokens"][0, :n], batch["positions"][0, :n], batch["segments"][0, :n] = tokens, np.arange(n), 1
         if self.route_shape is not None and routing is not None:
-            batch["routes"] = batch["routes"].copy()
-            batch["routes"][0, : n - 1] = routing
+            ids, zeros = np.asarray(tokens, np.int32), np.zeros(n, np.float32)
+            row = TranscriptRow(ids, zeros > 0, zeros, np.full(n, -1, np.int32), [(0, np.asarray(routing))])
+            batch["routes"] = PackedRoutes([[(0, row)], *[[]] * (rows - 1)], batch["routes"].shape)
+        self._begin_call("policy_logprobs", batch)
         return self._scorer(state.params, state.router_bias, batch)[0, :n]
+
+    def follow_device_call(
+        self, state: TrainState, call: str, batch: Mapping[str, HostField], normalisers: Sequence[float | None]
+    ) -> TrainState:
+        """Takes part in a device call of process 0 (`on_device_call`); returns the state, which "update" replaces.
+
+        What comes out is the business of process 0, apart from the weights. Raises ValueError for an unknown call.
+        """
+        policy = (state.params, state.router_bias)
+        if call == "gradient":
+            self._gradient = self.learner.add_gradient(self._gradient, state, batch, LossTermNormalisers(*normalisers))
+        elif call == "update":
+            assert self._gradient is not None, "process 0 updates the weights after a gradient"
+            state, _ = self.learner.apply_gradient(state, self._gradient, int(state.step))
+            self._gradient = None
+        elif call == "checksums":
+            assert self.learner_checksums is not None, "all processes compare the weights, or none"
+            self.learner_checksums(state.params)
+        elif call == "policy_logprobs":
+            self._scorer(*policy, batch)
+        elif call == "reference_logprobs" and self._reference is not None:
+            self._reference.scorer(self._reference.params, self._reference.router_bias, batch)
+        elif call == "teacher_states" and self._find_hints is not None:
+            self._teacher.scorer(*policy, batch, batch["feedback_outputs"])
+        else:
+            raise ValueError(f"process 0 makes the call {call!r}, which this process has no program for")
+        return state
+
+    def _begin_call(
+        self, call: str, batch: Mapping[str, HostField], normalisers: LossTermNormalisers | None = None
+    ) -> None:
+        if self.on_device_call is not None:
+            self.on_device_call(call, batch, [] if normalisers is None else list(normalisers))
+
+    def _with_calls(
+        self, batches: Iterable[dict[str, HostField]], normalisers: LossTermNormalisers
+    ) -> Iterator[dict[str, HostField]]:
+        """Yields the batches of a step, each before its gradient is computed; the update follows the last one."""
+        for batch in batches:
+            self._begin_call("gradient", batch, normalisers)
+            yield batch
+        self._begin_call("update", {})
 
     def step(
         self, state: TrainState, groups: Sequence[Group], episodes: int, step: int
@@ -168,6 +224,8 @@ class PolicyUpdate:
         if rows:
             batches = self._batches(rows, state, normalisers)
             self.is_compiled = True
+            if self.on_device_call is not None:
+                batches = self._with_calls(batches, normalisers)
             state, learned = self.learner.step(state, batches, normalisers)
         metrics = learning_metrics(
             learned,
@@ -186,6 +244,8 @@ class PolicyUpdate:
         metrics["groups_incomplete"] = len(groups) - len(complete)
         is_updated = learned is not None and not learned["skipped"]
         make_checksums = self.learner_checksums if is_updated else None
+        if make_checksums is not None:
+            self._begin_call("checksums", {})
         checksums = make_checksums and make_checksums(state.params)
         return state, UpdateResult(is_updated, metrics, checksums, [len(row.row.tokens) for row in rows])
 
@@ -199,7 +259,7 @@ class PolicyUpdate:
 
     def _batches(
         self, rows: Sequence[WeightedRow], state: TrainState, normalisers: LossTermNormalisers
-    ) -> Iterable[dict[str, np.ndarray]]:
+    ) -> Iterable[dict[str, HostField]]:
         """Returns the batches, with the KL to the reference and the teacher of hints if the config has them."""
         config = self.config.algorithm.kl
         packed = self._pack(rows, self.route_shape)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from composer_jax.errors import UserError
 from composer_jax.observe.journal import read_journal
-from composer_jax.rl.ledger import BatchRecord, group_file, tokenizer_file
+from composer_jax.rl.ledger import BatchRecord, group_file, refuse_older_groups, tokenizer_file
 from composer_jax.rl.played_group import PlayedGroup
 
 
@@ -21,7 +21,7 @@ class RolloutRecords:
     def __init__(self, folder: Path, tokenizer: str):
         """tokenizer: fingerprint of the tokenizer that reads the records.
 
-        Raises UserError if the folder holds no records, or records of another tokenizer.
+        Raises UserError if the folder holds no records, or records of another tokenizer or an earlier version.
         """
         self.folder = folder
         file = tokenizer_file(folder)
@@ -32,6 +32,7 @@ class RolloutRecords:
                 f"The records in {folder} have the ids of another tokenizer ({theirs}) than this run ({tokenizer}); "
                 "use a run with the same tokenizer, such as one with --config.base=RUN/checkpoints/sft."
             )
+        refuse_older_groups(folder)
         self.batches = [BatchRecord.from_json(row) for row in read_journal(folder / "batches.jsonl")]
         rows = [row for row in read_journal(folder / "rl" / "admitted.jsonl") if "step" in row]
         self.places: dict[int, tuple[str, int]] = {row["group"]: (row["family"], row["index"]) for row in rows}

@@ -12,14 +12,14 @@ a token does not pay for those that follow it.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import numpy as np
 
 from composer_jax.errors import UserError
 from composer_jax.models.model_def import Params
-from composer_jax.rl.batch import PackedRows, WeightedRow
+from composer_jax.rl.batch import BeforeCall, PackedRows, WeightedRow
 from composer_jax.train.losses import LossTermNormalisers
 from composer_jax.train.scoring import TokenScorer
 
@@ -50,24 +50,32 @@ class ReferenceKLConfig:
 class Reference:
     """The reference's weights, which the caller must not donate, and the program that scores tokens with them."""
 
-    def __init__(self, params: Params, router_bias: Params, scorer: TokenScorer):
-        """Raises UserError if the weights are not of the network that is trained."""
+    def __init__(self, params: Params, router_bias: Params, scorer: TokenScorer, before_call: BeforeCall):
+        """before_call: called with "reference_logprobs" or "policy_logprobs" and the batch that is scored.
+
+        Raises UserError if the weights are not of the network that is trained."""
         expected = jax.tree.map(lambda a: a.shape, scorer.definition.shapes())
         shapes = jax.tree.map(lambda a: a.shape, (params, router_bias))
         if shapes != expected:
             raise UserError(
                 f"The reference has {_difference(shapes, expected)}; use weights of the network that is trained."
             )
-        self.params, self.router_bias, self.scorer = params, router_bias, scorer
+        self.params, self.router_bias, self.scorer, self._before_call = params, router_bias, scorer, before_call
 
-    def logprobs(self, batch: dict[str, np.ndarray]) -> np.ndarray:
+    def logprobs(self, batch: dict[str, Any]) -> np.ndarray:
         """Returns log p_ref of the tokens of a batch that are sampled or pay for the KL, float32 [B,S]; 0 elsewhere.
 
         The reference chooses its own experts, because those of the policy are a part of what has moved.
         """
         own = {name: array for name, array in batch.items() if name != "routes"}
+        self._before_call("reference_logprobs", own)
         logprobs_BS = self.scorer(self.params, self.router_bias, own)
         return np.where((batch["weights"] != 0) | (batch["kl_weights"] != 0), logprobs_BS, np.float32(0))
+
+    def policy_logprobs(self, policy: tuple[Params, Params], batch: dict[str, Any]) -> np.ndarray:
+        """Returns log p of the tokens of a batch by the weights before the step, float32 [B,S]."""
+        self._before_call("policy_logprobs", batch)
+        return self.scorer(*policy, batch)
 
 
 def _difference(shapes, expected) -> str:
@@ -89,7 +97,7 @@ def with_reference(
     reference: Reference,
     policy: tuple[Params, Params],
     normalisers: LossTermNormalisers,
-) -> list[dict[str, np.ndarray]]:
+) -> list[dict[str, Any]]:
     """Returns the batches with the reference's log-probabilities and, in the sequence form, the KL in the advantages.
 
     policy: (params, router_bias) before the step, whose k1 the sequence form charges.
@@ -104,13 +112,13 @@ def with_reference(
     ]
     if config.form == "token":
         return batches  # the loss knows log p
-    costs = [b["kl_weights"] * (reference.scorer(*policy, b) - b["reference_logprobs"]) for b in batches]
+    costs = [b["kl_weights"] * (reference.policy_logprobs(policy, b) - b["reference_logprobs"]) for b in batches]
     to_go = packed.place(sum_later_tokens(packed.rows, packed.read(costs)), np.float32)
     scale = np.float32(normalisers.policy / normalisers.kl)
     return [_charged(batch, scale * to_go_BS) for batch, to_go_BS in zip(batches, to_go, strict=True)]
 
 
-def _charged(batch: dict[str, np.ndarray], cost_BS: np.ndarray) -> dict[str, np.ndarray]:
+def _charged(batch: dict[str, Any], cost_BS: np.ndarray) -> dict[str, Any]:
     """Returns the batch with the cost of every token in its advantage, so that the loss adds none."""
     pays, sampled = batch["kl_weights"] != 0, batch["weights"] != 0
     advantages_BS = batch["weights"] * batch["advantages"] - np.where(pays, cost_BS, np.float32(0))

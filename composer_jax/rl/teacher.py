@@ -21,9 +21,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from composer_jax.agent.transcript import TranscriptError, TranscriptRow
+from composer_jax.data.host_batch import HostField
 from composer_jax.models.model_def import Params
-from composer_jax.rl.batch import HintedSpan, PackedRows, WeightedRow
-from composer_jax.train.scoring import OutputStates
+from composer_jax.rl.batch import BeforeCall, HintedSpan, PackedRows, WeightedRow
+from composer_jax.train.scoring import OutputStates, states_fields
 
 STREAMS = ("weights", "advantages", "ce_weights", "kl_weights")
 """Fields of a batch that are zero in its further passes."""
@@ -56,17 +57,18 @@ class SlotPass(NamedTuple):
 class Teacher:
     """Scores hinted spans with a program that holds no weights."""
 
-    def __init__(self, scorer: OutputStates, weight: float, tokens_per_row: int):
-        """weight, tokens_per_row: of FeedbackConfig."""
+    def __init__(self, scorer: OutputStates, weight: float, tokens_per_row: int, before_call: BeforeCall):
+        """weight, tokens_per_row: of FeedbackConfig. before_call: called with "teacher_states" and what is scored."""
+        self._before_call = before_call
         self.scorer, self.weight, self.tokens_per_row = scorer, weight, tokens_per_row
 
     def add_states(
         self,
         student: PackedRows,
         teacher: PackedRows,
-        batches: Sequence[Mapping[str, np.ndarray]],
+        batches: Sequence[Mapping[str, HostField]],
         policy: tuple[Params, Params],
-    ) -> Iterator[dict[str, np.ndarray]]:
+    ) -> Iterator[dict[str, HostField]]:
         """Yields the student's batches with the SLOT_FIELDS of train/teacher_kl.py, once for each pass.
 
         The teacher is scored before the first batch is yielded, and one batch with states exists at a time.
@@ -104,11 +106,13 @@ class Teacher:
         states_TD = np.zeros((len(places.batch_T), config.d_model), jnp.dtype(config.compute_dtype))
         for number, batch in enumerate(teacher.batches):
             for one in slot_passes(places, number, self._slots(batch)[1]):
-                states_BND = self.scorer(*policy, batch, one.outputs(*self._slots(batch)))
+                outputs_BN = one.outputs(*self._slots(batch))
+                self._before_call("teacher_states", states_fields(batch, outputs_BN))
+                states_BND = self.scorer(*policy, batch, outputs_BN)
                 states_TD[one.tokens_n] = states_BND[one.rows_n, one.slots_n]
         return states_TD
 
-    def _slots(self, batch: Mapping[str, np.ndarray]) -> tuple[int, int]:
+    def _slots(self, batch: Mapping[str, HostField]) -> tuple[int, int]:
         n_rows, length = batch["tokens"].shape
         return n_rows, min(self.tokens_per_row, length)
 

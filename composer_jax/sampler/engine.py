@@ -323,9 +323,12 @@ class Sampler:
         finally:
             self.is_serving = False
 
-    def call_followers(self, header: Mapping[str, Any], arrays: Sequence[np.ndarray] = ()) -> None:
-        """Makes every other process call the `on_call` of its `follow`, in order with device calls; does not wait.
+    def call_followers(
+        self, header: Mapping[str, Any], arrays: Sequence[np.ndarray] = (), *, process: int | None = None
+    ) -> None:
+        """Makes every other process, or one of them, call the `on_call` of its `follow`, in order with device calls.
 
+        It does not wait for them, but for room in the channel (parallel/command_channel.py: WAITING_BYTES).
         The sampler must be paused until this process has joined the collectives of that call. May be called from any
         thread. On a mesh of one process it does nothing. Raises OtherProcessError if another process failed or is gone.
 
@@ -334,7 +337,7 @@ class Sampler:
         """
         if self._leader.has_followers:
             assert self.is_paused, "device calls of a serving would mix with those of the call"
-            self._leader.send_call(header, arrays)
+            self._leader.send_call(header, arrays, process)
 
     def follow(self, weights: WeightsOfVersion | None = None, on_call: OnCall | None = None) -> None:
         """Makes the device calls of process 0 until it leaves `serving`: what every other process does meanwhile.

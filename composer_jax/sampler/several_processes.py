@@ -125,10 +125,10 @@ class Leader:
             self._sender.send({"install": update.version, **options, "checksums": checksums})
         self._runner.install(update.params, update.router_bias, update.version, **options)
 
-    def send_call(self, header: Mapping[str, Any], arrays: Sequence[np.ndarray]) -> None:
-        """Makes every other process call its OnCall."""
+    def send_call(self, header: Mapping[str, Any], arrays: Sequence[np.ndarray], process: int | None) -> None:
+        """Makes every other process, or one of them, call its OnCall."""
         assert self._sender is not None, "a single process has no channel"
-        self._sender.send({"call": dict(header)}, arrays)
+        self._sender.send({"call": dict(header)}, arrays, process=process)
 
 
 def follow(

@@ -10,7 +10,7 @@ gradient is summed over the mesh in one of two ways:
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -19,6 +19,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from composer_jax.data.host_batch import HostField
 from composer_jax.errors import UserError
 from composer_jax.models.model_def import ModelDef, Params
 from composer_jax.models.router import updated_bias
@@ -196,7 +197,7 @@ class Learner:
         return MasterState(params, state) if self.master_dtype else state
 
     def step(
-        self, state: TrainState, batches: Iterable[dict[str, np.ndarray]], normalisers: Normalisers
+        self, state: TrainState, batches: Iterable[Mapping[str, HostField]], normalisers: Normalisers
     ) -> tuple[TrainState, dict[str, float]]:
         """Takes one optimizer step over one or more accumulated batches, whose shapes may differ.
 
@@ -208,7 +209,8 @@ class Learner:
 
         Args:
           state: donated; use the returned one.
-          batches: dicts of numpy arrays [B,S]; B must divide over the batch axes of the mesh.
+          batches: dicts of fields [B,S], arrays of NumPy or what makes their blocks (train/shard_batch.py); B must
+            divide over the batch axes of the mesh.
           normalisers: what the loss divides its sums by: a number, for example the number of loss tokens of all
             batches, or the LossTermNormalisers of train/losses.py.
 
@@ -226,7 +228,11 @@ class Learner:
         return state, metrics.fetch()
 
     def start_step(
-        self, state: TrainState, batches: Iterable[dict[str, np.ndarray]], normalisers: Normalisers, steps_taken: int
+        self,
+        state: TrainState,
+        batches: Iterable[Mapping[str, HostField]],
+        normalisers: Normalisers,
+        steps_taken: int,
     ) -> tuple[TrainState, StepMetrics]:
         """`step` without waiting for the devices, so that the host can prepare the next step meanwhile.
 
@@ -235,10 +241,26 @@ class Learner:
         """
         total = None
         for batch in batches:
-            part = self.gradient(state.params, state.router_bias, batch, normalisers)
-            total = part if total is None else self._add(total, part)
+            total = self.add_gradient(total, state, batch, normalisers)
         if total is None:
             raise ValueError("a step needs at least one batch")
+        return self.apply_gradient(state, total, steps_taken)
+
+    def add_gradient(
+        self,
+        total: dict[str, Any] | None,
+        state: TrainState,
+        batch: Mapping[str, HostField],
+        normalisers: Normalisers,
+    ) -> dict[str, Any]:
+        """Returns the gradients of the batches before this one, and of this one; None: of none. `total` is donated."""
+        part = self.gradient(state.params, state.router_bias, batch, normalisers)
+        return part if total is None else self._add(total, part)
+
+    def apply_gradient(
+        self, state: TrainState, total: dict[str, Any], steps_taken: int
+    ) -> tuple[TrainState, StepMetrics]:
+        """The end of a step, after `add_gradient` of all its batches; both arguments are donated."""
         if self.host_reduction:
             total = jax.device_put(total, self.replicated)
         rate = self.optimizer.learning_rate(steps_taken)
@@ -254,7 +276,7 @@ class Learner:
         return (self._accumulate if is_wide else self._accumulate_first)(total, part)
 
     def gradient(
-        self, params: Params, router_bias: Params, batch: dict[str, np.ndarray], normalisers: Normalisers
+        self, params: Params, router_bias: Params, batch: Mapping[str, HostField], normalisers: Normalisers
     ) -> dict[str, Any]:
         """The gradient of one batch, before an optimizer sees it.
 
@@ -282,7 +304,7 @@ class Learner:
                 sums[name] = sums.get(name, 0.0) + float(np.sum(value))
         return sums
 
-    def shard_batch(self, batch: dict[str, np.ndarray]) -> Batch:
+    def shard_batch(self, batch: Mapping[str, HostField]) -> Batch:
         """`shard_batch` on the Learner's mesh."""
         return shard_batch(batch, self.mesh)
 

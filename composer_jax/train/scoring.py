@@ -3,11 +3,14 @@
 Each is one compiled program for each shape of batches, on a mesh. The objects hold no weights.
 """
 
+from collections.abc import Mapping
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from composer_jax.data.host_batch import HostField
 from composer_jax.models.model_def import ModelDef, Params
 from composer_jax.models.predictions import Predictions
 from composer_jax.parallel import context
@@ -19,6 +22,11 @@ from composer_jax.train.shard_batch import field_spec, shard_batch
 from composer_jax.train.teacher_kl import states_at
 
 ROW_FIELDS = ("tokens", "positions", "segments", "weights")
+
+
+def states_fields(batch: Mapping[str, HostField], outputs_BN: HostField) -> dict[str, HostField]:
+    """Returns the fields that OutputStates uses of a batch and these outputs."""
+    return {name: batch[name] for name in ROW_FIELDS} | {"feedback_outputs": outputs_BN}
 
 
 class TokenScorer:
@@ -33,7 +41,7 @@ class TokenScorer:
             )
         )
 
-    def __call__(self, params: Params, router_bias: Params, batch: dict[str, np.ndarray]) -> np.ndarray:
+    def __call__(self, params: Params, router_bias: Params, batch: Mapping[str, HostField]) -> np.ndarray:
         """Returns log p(tokens[t] | the tokens before it in its segment), float32 [B,S], in every process.
 
         The entry of a segment's first token, which nothing predicts, and those of padding have no meaning.
@@ -73,7 +81,7 @@ class OutputStates:
         )
 
     def __call__(
-        self, params: Params, router_bias: Params, batch: dict[str, np.ndarray], outputs_BN: np.ndarray
+        self, params: Params, router_bias: Params, batch: Mapping[str, HostField], outputs_BN: HostField
     ) -> np.ndarray:
         """Returns the normalised last states [B,N,D] at these outputs, compute dtype, in every process.
 
@@ -86,7 +94,7 @@ class OutputStates:
         Raises:
           UserError: the batch does not divide over the mesh.
         """
-        fields = {name: batch[name] for name in ROW_FIELDS} | {"feedback_outputs": outputs_BN}
+        fields = states_fields(batch, outputs_BN)
         return gather_to_host(self._program(params, router_bias, shard_batch(fields, self.mesh)))
 
     def _states(self, params, router_bias, batch):

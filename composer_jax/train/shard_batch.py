@@ -1,12 +1,16 @@
 """shard_batch: a batch of the host -> arrays on the mesh."""
 
+from collections.abc import Mapping
+from typing import Any
+
+import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from composer_jax.data.host_batch import Block, HostField
 from composer_jax.errors import UserError
 from composer_jax.parallel.context import zigzag_order
 from composer_jax.parallel.mesh import BATCH_AXES, BATCH_SPEC, ROW_SPEC, batch_shards
-from composer_jax.parallel.processes import device_put_global
 from composer_jax.train.forward import Batch
 from composer_jax.train.teacher_kl import SLOT_FIELDS
 
@@ -37,20 +41,63 @@ def micro_batches(batch: dict[str, np.ndarray], count: int) -> list[dict[str, np
     return [{name: of[i] for name, of in parts.items()} for i in range(count)]
 
 
-def shard_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> Batch:
-    """Places a batch [B,S] on the mesh. Each process places its `addressable_rows` and ignores the content of others.
+def process_blocks(mesh: Mesh, process: int, name: str, shape: tuple[int, ...]) -> list[Block]:
+    """Returns the blocks of a field [B,S,...] that devices of a process hold, each once.
 
     Raises:
       UserError: the rows or positions do not divide over the mesh.
     """
-    _check_rows(next(iter(batch.values())).shape[0], mesh)
-    if (parts := mesh.shape["context"]) > 1:
-        batch = {
-            name: array if name in SLOT_FIELDS else array[:, zigzag_order(array.shape[1], parts)]
-            for name, array in batch.items()
-        }
-    shardings = {name: NamedSharding(mesh, field_spec(name)) for name in batch}
-    return {name: device_put_global(array, shardings[name]) for name, array in batch.items()}
+    _check_shape(name, shape, mesh)
+    spec = field_spec(name)
+    cut = shape[: len(spec)]
+    blocks = {
+        tuple(part.indices(n)[:2] for part, n in zip(index, cut, strict=True))
+        for device, index in NamedSharding(mesh, spec).devices_indices_map(cut).items()
+        if device.process_index == process
+    }
+    return [tuple(slice(start, stop) for start, stop in block) for block in sorted(blocks)]
+
+
+def read_block(field: HostField, block: Block, mesh: Mesh, name: str) -> np.ndarray:
+    """Returns a block of a field, its positions in the order in which the devices hold them (zigzag_order)."""
+    parts = mesh.shape["context"]
+    order = zigzag_order(field.shape[1], parts) if parts > 1 and name not in SLOT_FIELDS else None
+    if not isinstance(field, np.ndarray):
+        return field.read(block, order)
+    if order is None:
+        return field[block]
+    return field[block[0]][:, order[block[1]]]
+
+
+def shard_batch(batch: Mapping[str, HostField], mesh: Mesh) -> Batch:
+    """Places a batch [B,S] on the mesh. Each process reads the blocks of its own devices, and nothing else.
+
+    Raises:
+      UserError: the rows or positions do not divide over the mesh.
+    """
+    for name, field in batch.items():
+        _check_shape(name, field.shape, mesh)
+    return {name: _shard_field(name, field, mesh) for name, field in batch.items()}
+
+
+def _shard_field(name: str, field: HostField, mesh: Mesh) -> jax.Array:
+    spec = field_spec(name)
+    blocks: dict[tuple[int, ...], np.ndarray] = {}  # several devices hold the same one
+
+    def of_device(index: Any) -> np.ndarray:
+        ranges = [part.indices(n)[:2] for part, n in zip(index[: len(spec)], field.shape, strict=False)]
+        key = tuple(number for part in ranges for number in part)
+        if key not in blocks:
+            blocks[key] = read_block(field, tuple(slice(*part) for part in ranges), mesh, name)
+        return blocks[key]
+
+    return jax.make_array_from_callback(field.shape, NamedSharding(mesh, spec), of_device)
+
+
+def _check_shape(name: str, shape: tuple[int, ...], mesh: Mesh) -> None:
+    _check_rows(shape[0], mesh)
+    if name not in SLOT_FIELDS:
+        zigzag_order(shape[1], mesh.shape["context"])  # raises
 
 
 def _check_rows(rows: int, mesh: Mesh) -> None:

@@ -1,13 +1,13 @@
 """The transcript: rows are contexts of the model, and every sampled token is trained exactly once."""
 
-import json
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_jax.agent.transcript import KINDS, Transcript, TranscriptError
+from composer_jax.frames import FrameError, encode_frame
+from tests.test_frames import read
 
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False, max_value=0)
 IDS = st.integers(0, 70000)
@@ -62,9 +62,9 @@ def test_rows_are_the_branches_from_root_to_leaf(steps):
 
 
 @given(st.lists(STEP, min_size=1, max_size=8))
-def test_json_is_exact(steps):
+def test_a_frame_is_exact(steps):
     transcript = grown(steps)
-    back = Transcript.from_json(json.loads(json.dumps(transcript.to_json())))
+    back = Transcript.from_frame(*read(encode_frame(*transcript.to_frame())))
     assert back == transcript
     assert back.tip == transcript.tip
     for ours, theirs in zip(transcript.nodes, back.nodes, strict=True):
@@ -118,7 +118,7 @@ def test_an_untrained_node_is_context_and_never_trained():
     transcript.append("assistant", [2], [6], [-4], [0], trained=False)
     transcript.branch(prompt)
     transcript.append("assistant", [], [7], [-5], [0], trained=False)
-    for same in (transcript, Transcript.from_json(json.loads(json.dumps(transcript.to_json())))):
+    for same in (transcript, Transcript.from_frame(*read(encode_frame(*transcript.to_frame())))):
         [row] = same.rows()  # the second branch trains nothing
         assert row.tokens.tolist() == [1, 2, 3, 4, 2, 5]
         assert row.trained.tolist() == [False] * 5 + [True]
@@ -127,7 +127,7 @@ def test_an_untrained_node_is_context_and_never_trained():
     node = transcript.nodes[2]
     transcript.untrain(node)
     assert transcript.rows() == [] and len(transcript.tokens) == 2
-    assert Transcript.from_json(transcript.to_json()) == transcript
+    assert Transcript.from_frame(*transcript.to_frame()) == transcript
     with pytest.raises(TranscriptError, match="node 2"):
         transcript.untrain(node)
 
@@ -136,7 +136,8 @@ def zeros(*shape):
     return {"routes": np.zeros(shape, np.int16)}
 
 
-ROOTLESS = {"parent": 0, "kind": "prompt", "tokens": [1], "logprobs": [], "versions": []}
+ROOTLESS = [0, "prompt", 1, 0, True, False]
+ARRAYS = [np.array([1], np.int32), np.zeros(0, np.float32), np.zeros(0, np.int32)]
 
 
 @pytest.mark.parametrize(
@@ -145,7 +146,7 @@ ROOTLESS = {"parent": 0, "kind": "prompt", "tokens": [1], "logprobs": [], "versi
         lambda transcript: transcript.append("chat", [1]),
         lambda transcript: transcript.append("assistant", [], [1, 2], [-1.0], [0, 0]),
         lambda transcript: transcript.branch(Transcript().append("prompt", [1])),
-        lambda transcript: Transcript.from_json({"nodes": [ROOTLESS], "tip": 0}),
+        lambda transcript: Transcript.from_frame({"nodes": [ROOTLESS], "tip": 0}, ARRAYS),
         lambda transcript: transcript.append("assistant", [1], [10], [0.0], [0], **zeros(3, 2, 3)),
         lambda transcript: transcript.append("assistant", [1], [10], [0.0], [0], **zeros(5, 2, 3)),
         lambda transcript: transcript.append("assistant", [1], [10], [0.0], [0], **zeros(4, 1, 3)),
@@ -157,3 +158,25 @@ def test_malformed_nodes_are_refused(refused):
     transcript.append("prompt", [5, 6], [7], [0.0], [0], **zeros(2, 2, 3))
     with pytest.raises(TranscriptError):
         refused(transcript)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda header, arrays: (header, arrays[:2]),
+        lambda header, arrays: (header, [arrays[0][1:], *arrays[1:]]),
+        lambda header, arrays: (header, [arrays[0].astype(np.int64), *arrays[1:]]),
+        lambda header, arrays: ({**header, "nodes": [node[:4] for node in header["nodes"]]}, arrays),
+        lambda header, arrays: ({"tip": 0}, arrays),
+        lambda header, arrays: (header, [*arrays[:3], arrays[3].astype(np.int16)]),
+        lambda header, arrays: (header, [*arrays[:3], np.repeat(arrays[3], 3, 0)]),
+        lambda header, arrays: (header, arrays[:3]),
+    ],
+    ids=["arrays", "tokens", "dtype", "nodes", "header", "dtype of routes", "routes", "no routes"],
+)
+def test_a_frame_of_something_else_is_refused(damage):
+    transcript = Transcript()
+    transcript.append("prompt", [5, 6], [7], [0.0], [0], **zeros(2, 2, 3))
+    assert Transcript.from_frame(*transcript.to_frame()) == transcript
+    with pytest.raises(FrameError):
+        Transcript.from_frame(*damage(*transcript.to_frame()))

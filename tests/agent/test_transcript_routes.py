@@ -1,13 +1,13 @@
 """Routes in a transcript: every row has those of its own tokens, whatever was sampled, branched and stored between."""
 
-import json
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_jax.agent.transcript import Transcript, TranscriptError
+from composer_jax.frames import encode_frame
+from tests.test_frames import read
 
 L, K = 2, 3
 TURN = st.tuples(
@@ -69,9 +69,9 @@ def test_rows_of_an_engine_that_always_returns_routes_have_no_gap(turns):
 
 
 @given(st.lists(TURN, min_size=1, max_size=8))
-def test_json_keeps_routes_bit_for_bit(turns):
+def test_a_frame_keeps_routes_bit_for_bit(turns):
     transcript = grown(turns)
-    back = Transcript.from_json(json.loads(json.dumps(transcript.to_json())))
+    back = Transcript.from_frame(*read(encode_frame(*transcript.to_frame())))
     assert back == transcript
     for ours, theirs in zip(transcript.nodes, back.nodes, strict=True):
         a, b = transcript._routes[ours.id], back._routes[theirs.id]
@@ -79,7 +79,7 @@ def test_json_keeps_routes_bit_for_bit(turns):
         if a is not None:
             assert a.dtype == b.dtype and a.shape == b.shape
             assert a.tobytes() == b.tobytes()
-    changed = Transcript.from_json(transcript.to_json())
+    changed = Transcript.from_frame(*transcript.to_frame())
     say(changed, [3], [4])
     assert changed != transcript
 

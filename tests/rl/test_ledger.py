@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from composer_jax.errors import UserError
+from composer_jax.frames import encode_frame
 from composer_jax.rl.ledger import BatchRecord, RolloutLedger
 from composer_jax.rl.played_group import PlayedGroup, hash_tokens
 from tests.rl.made_up import conversation, episode
@@ -43,8 +44,30 @@ def test_a_damaged_group_is_named(tmp_path):
         ledger.store(group(7))
         file = next((tmp_path / "rl" / "groups").iterdir())
         file.write_bytes(file.read_bytes()[:-9])
-        with pytest.raises(UserError, match="00000007.json.zst is damaged"):
+        with pytest.raises(UserError, match="00000007.frames is damaged"):
             ledger.load(7)
+
+
+def test_a_group_whose_bytes_have_changed_is_damaged(tmp_path):
+    with RolloutLedger(tmp_path) as ledger:
+        ledger.store(group(7))
+        file = next((tmp_path / "rl" / "groups").iterdir())
+        content = bytearray(file.read_bytes())
+        content[-2] ^= 1
+        file.write_bytes(content)
+        with pytest.raises(UserError, match="episode 2 has other bytes than were written"):
+            ledger.load(7)
+        file.write_bytes(encode_frame(*group(7).episodes[0].to_frame()))
+        with pytest.raises(UserError, match="a file of 'composer_jax episode 1', not of 'composer_jax group 1'"):
+            ledger.load(7)
+
+
+def test_groups_of_an_earlier_version_are_named(tmp_path):
+    file = tmp_path / "rl" / "groups" / "00000003.json.zst"
+    file.parent.mkdir(parents=True)
+    file.touch()
+    with pytest.raises(UserError, match="00000003.json.zst is a group of an earlier version"):
+        RolloutLedger(tmp_path)
 
 
 def filled(path, steps: int = 4) -> list[BatchRecord]:

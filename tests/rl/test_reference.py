@@ -66,7 +66,7 @@ def test_the_forms_differ_in_what_a_token_pays_for(form):
     batches = with_reference(
         packed,
         ReferenceKLConfig(0.1, form),
-        Reference(*constant(-2.0), FixedScorer()),
+        Reference(*constant(-2.0), FixedScorer(), lambda *_: None),
         constant(-1.5),
         LossTermNormalisers(6.0, 1.0, 3.0),
     )
@@ -137,7 +137,7 @@ def test_without_a_coefficient_there_is_no_metric_of_a_kl(learner):
 def test_a_reference_of_another_shape_is_refused():
     other = random_weights(dataclasses.replace(CONFIG, vocab_size=64))
     with pytest.raises(UserError, match=r"weight .*embedding.* of shape \(64, 32\)"):
-        Reference(*other, TokenScorer(ModelDef(CONFIG), MESH))
+        Reference(*other, TokenScorer(ModelDef(CONFIG), MESH), lambda *_: None)
 
 
 def test_a_coefficient_without_a_reference_is_an_error(learner):

@@ -146,7 +146,7 @@ def test_an_update_that_was_given_no_conversations_is_a_bug():
 
 def test_rows_that_no_engine_sampled_need_no_routes():
     packed = pack_rows(mix().draw(0, 40), ((LONGEST, 4),), route_shape=(1, 2))
-    assert all((batch["routes"] == NO_ROUTE).all() for batch in packed.batches)
+    assert all((np.asarray(batch["routes"]) == NO_ROUTE).all() for batch in packed.batches)
 
 
 def weights_after(steps, states=None):

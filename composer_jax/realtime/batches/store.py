@@ -1,7 +1,7 @@
 """Batches on disk.
 
     WORKDIR/batches/0003/batch.json               what release 3 learns from, and all numbers of it
-    WORKDIR/batches/0003/groups/00000017.json.zst a session as a PlayedGroup of one episode (rl/played_group.py)
+    WORKDIR/batches/0003/groups/00000017.frames   a session as a PlayedGroup of one episode (rl/played_group.py)
     WORKDIR/batches/0003.claim.json               what was decided before the release claimed its sessions
 
 A batch is there whole, or not at all. It holds copies of users' conversations: WORKDIR/batches is closed to other users
@@ -21,9 +21,10 @@ from typing import Any, overload
 
 from composer_jax.atomic_write import write_atomically
 from composer_jax.errors import UserError
+from composer_jax.frames import Buffer
 from composer_jax.rl.played_group import PlayedGroup, decode_group, encode_group
 
-FORMAT = 1
+FORMAT = 2
 FOLDER = "batches"
 MANIFEST = "batch.json"
 
@@ -87,7 +88,7 @@ def batch_folder(workdir: str | Path, number: int) -> Path:
 
 def group_file(folder: Path, number: int) -> Path:
     """Returns the path of a group in the folder of a batch."""
-    return folder / "groups" / f"{number:08d}.json.zst"
+    return folder / "groups" / f"{number:08d}.frames"
 
 
 def has_batch(workdir: str | Path, number: int) -> bool:
@@ -132,11 +133,13 @@ def write_batch(workdir: str | Path, number: int, manifest: Mapping[str, Any], g
         (temporary / "groups").mkdir(parents=True)
         rows = []
         for row, group in zip(manifest["sessions"], groups, strict=True):
-            data = encode_group(group)
-            _write(group_file(temporary, group.number), data)
-            rows.append({**row, "group": group.number, "sha256": hashlib.sha256(data).hexdigest()})
+            buffers, digest = encode_group(group), hashlib.sha256()
+            for buffer in buffers:
+                digest.update(buffer)
+            _write(group_file(temporary, group.number), buffers)
+            rows.append({**row, "group": group.number, "sha256": digest.hexdigest()})
         content = {"format": FORMAT, **manifest, "sessions": rows}
-        _write(temporary / MANIFEST, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
+        _write(temporary / MANIFEST, [(json.dumps(content, indent=1, allow_nan=False) + "\n").encode()])
         _sync(temporary / "groups")
         _sync(temporary)
         temporary.rename(folder)
@@ -225,9 +228,9 @@ def _read_json(file: Path) -> dict[str, Any]:
         raise UserError(f"{file} cannot be read ({error}); restore it from a copy, or delete its folder.") from error
 
 
-def _write(path: Path, data: bytes) -> None:
+def _write(path: Path, buffers: Iterable[Buffer]) -> None:
     with path.open("xb") as file:
-        file.write(data)
+        file.writelines(buffers)
         file.flush()
         os.fsync(file.fileno())
 

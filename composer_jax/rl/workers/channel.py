@@ -85,8 +85,8 @@ class Channel:
         if self.reason:
             raise ChannelClosed(self.reason)
         number, future = next(self._numbers), asyncio.get_running_loop().create_future()
-        self._calls[number] = future
         self._write({"call": number, "method": method, "body": body}, arrays)
+        self._calls[number] = future
         try:
             return await future
         except asyncio.CancelledError:
@@ -158,10 +158,11 @@ class Channel:
 
     async def _answer(self, number: int | None, method: str, body: dict[str, Any], arrays: list[np.ndarray]) -> None:
         reply: dict[str, Any] = {"reply": number, "error": "the call was cancelled", "user": False}
-        results: Sequence[np.ndarray] = ()
         try:
             result, results = await self._handlers[method](body, arrays)
-            reply = {"reply": number, "body": result}
+            if number is not None:
+                self._write({"reply": number, "body": result}, results)
+                number = None  # it has its reply
         except UserError as error:
             reply |= {"error": str(error), "user": True}
         except Exception as error:
@@ -169,4 +170,4 @@ class Channel:
             reply |= {"error": f"{type(error).__name__}: {error}"}
         finally:
             if number is not None:
-                self._write(reply, results)
+                self._write(reply)

@@ -299,7 +299,7 @@ class _RemoteWorker:
             await asyncio.wait([call, served.failure], return_when=asyncio.FIRST_COMPLETED)
             if served.failure.done():
                 raise served.failure.result()
-            reply = self._result(call)
+            reply, arrays = self._result(call)
         finally:
             del self._episodes[number]
             call.cancel()
@@ -308,11 +308,14 @@ class _RemoteWorker:
             await served.close()
         self._cache.runs += reply["runs"]
         self._cache.hits += reply["hits"]
-        return Episode.from_json(reply["episode"])
-
-    def _result(self, call: asyncio.Task[Frame]) -> dict[str, Any]:
         try:
-            return call.result()[0]
+            return Episode.from_frame(reply["episode"], arrays)
+        except FrameError as error:
+            raise RemoteError(f"worker {self.name} sent {error}") from error
+
+    def _result(self, call: asyncio.Task[Frame]) -> Frame:
+        try:
+            return call.result()
         except ChannelClosed as error:
             raise WorkerLost(f"{self.name}: {error}") from error
         except (UserError, RemoteError) as error:

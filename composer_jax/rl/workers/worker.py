@@ -146,7 +146,8 @@ class _Desk:
         cache = self._context.cache
         runs, hits = cache.runs - self._reported_runs, cache.hits - self._reported_hits
         self._reported_runs, self._reported_hits = cache.runs, cache.hits
-        return {"episode": episode.to_json(), "runs": runs, "hits": hits}, []
+        header, results = episode.to_frame()
+        return {"episode": header, "runs": runs, "hits": hits}, results
 
     async def end(self, body: Mapping[str, Any], arrays: list[np.ndarray]) -> Frame:
         self.is_over = True

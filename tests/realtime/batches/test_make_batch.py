@@ -380,12 +380,12 @@ def test_damaged_and_foreign_batches_are_named(folder, collecting, tmp_path, cha
     with pytest.raises(UserError, match="is not the group that"):
         batch.groups[1]
     two.unlink()
-    with pytest.raises(UserError, match="00000001.json.zst is missing; restore it"):
+    with pytest.raises(UserError, match="00000001.frames is missing; restore it"):
         batch.groups[1]
     assert batch.groups[0].number == 0 and [group.number for group in batch.groups[2:4]] == [2, 3]
     file = batch_folder(tmp_path, 1) / "batch.json"
     file.write_text(json.dumps(dict(batch.manifest) | {"format": 9}))
-    with pytest.raises(UserError, match="another format than 1"):
+    with pytest.raises(UserError, match="another format than 2"):
         read_batch(tmp_path, 1)
 
 

@@ -93,7 +93,7 @@ async def test_episodes_of_workers_equal_those_of_this_process_token_for_token(t
         for _ in range(2):
             start_worker(pool, make_context=WorkerSetup.episode_context)
         episodes = await asyncio.gather(*play_all(pool, remote, jobs))
-    assert [e.to_json() for e in episodes] == [e.to_json() for e in expected]
+    assert episodes == expected
     assert sorted(local.samples) == sorted(remote.samples)
     assert {e.summaries > 0 for e in episodes} == {True, False} and {e.reward for e in episodes} == {0.0, 1.0}
     assert context.cache.runs + context.cache.hits > 0

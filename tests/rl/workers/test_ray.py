@@ -110,5 +110,5 @@ def test_of_four_nodes_one_is_killed_and_every_episode_ends_once(cluster, tmp_pa
 
     episodes, expected = asyncio.run(main())
     assert sorted(ended) == [spec.seed for spec in specs(EPISODES)]
-    assert [e.to_json() for e in episodes] == [e.to_json() for e in expected]
+    assert episodes == expected
     assert {policy.seeds.count(spec.seed) for spec in specs(EPISODES)} == {1, 2}
