@@ -11,7 +11,10 @@ prefix is found as long as the pages are there that the tokens after it attend t
 PagePool says which pages are free. Integers only, no JAX.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from composer_jax.sampler.prefix_index import IndexNode, PrefixIndex, n_skipped_pages, page_keys
 
 
 class PagePool:
@@ -43,23 +46,16 @@ class PagePool:
             self._free.append(page)
 
 
-def n_skipped_pages(computed: int, page_size: int, window: int | None) -> int:
-    """Returns how many leading pages of a context no later token attends to.
-
-    Args:
-      computed: tokens of the context whose entries are in the cache; the next token has this position.
-      window: tokens that a token attends to, itself included, in every layer; None: all tokens before, in some layer.
-    """
-    return 0 if window is None else max(0, computed - window + 1) // page_size
-
-
 class PrefixNode:
     """One page of a prefix; the root has none."""
 
-    __slots__ = ("children", "epoch", "held", "key", "page", "parent")
+    __slots__ = ("children", "entry", "epoch", "held", "key", "page", "parent")
 
-    def __init__(self, parent: "PrefixNode | None", key: tuple[int, ...], page: int | None, epoch: int) -> None:
-        self.parent, self.key, self.epoch = parent, key, epoch
+    def __init__(
+        self, parent: "PrefixNode | None", key: tuple[int, ...], page: int | None, epoch: int, entry: IndexNode[Any]
+    ) -> None:
+        """entry: of this prefix in the index over all shards."""
+        self.parent, self.key, self.epoch, self.entry = parent, key, epoch, entry
         self.page = page
         """None where it was reused; never of a node that is held."""
         self.children: dict[tuple[int, ...], PrefixNode] = {}
@@ -78,11 +74,12 @@ class PrefixNode:
 class PrefixTree:
     """The pages of one device's pool that hold prefixes of contexts. It owns those pages."""
 
-    def __init__(self, pool: PagePool, page_size: int, window: int | None = None) -> None:
-        """window: tokens that a token attends to, itself included, where that holds in every layer."""
-        self._pool, self._page_size, self._window = pool, page_size, window
+    def __init__(self, pool: PagePool, index: PrefixIndex[Any], shard: int) -> None:
+        """index: of all shards, which learns what this one has."""
+        self._pool, self._index, self._shard = pool, index, shard
+        self._page_size, self._window = index.page_size, index.window
         self._epoch = 0
-        self.root = PrefixNode(None, (), None, self._epoch)
+        self.root = PrefixNode(None, (), None, self._epoch, index.root)
         """The empty prefix."""
         self._unheld: dict[PrefixNode, None] = {}
         """Nodes of this epoch whose pages nobody holds, in the order of their release. A path is released from its end,
@@ -97,7 +94,7 @@ class PrefixTree:
         """Returns the longest prefix of `tokens`, in full pages, whose pages in the window are here."""
         node = longest = self.root
         present = 0  # pages that are here without a gap before the end of `node`
-        for depth, key in enumerate(self._keys(tokens), 1):
+        for depth, key in enumerate(page_keys(tokens, self._page_size), 1):
             child = node.children.get(key)
             if child is None:
                 break
@@ -137,12 +134,14 @@ class PrefixTree:
             caller's is given back.
         """
         assert node.epoch == self._epoch, "a prefix of an earlier epoch cannot grow"
-        for key, page in zip(self._keys(tokens), pages, strict=True):
+        for key, page in zip(page_keys(tokens, self._page_size), pages, strict=True):
             child = node.children.get(key)
             if child is None:
-                child = node.children[key] = PrefixNode(node, key, page, self._epoch)
+                child = node.children[key] = PrefixNode(node, key, page, self._epoch, node.entry.child(key))
+                child.entry.shards.add(self._shard)
             elif child.page is None:
                 child.page = page
+                child.entry.shards.add(self._shard)
             else:
                 self._pool.give_back([page])
             self._hold_page(child)
@@ -158,22 +157,17 @@ class PrefixTree:
             self._free(node)
 
     def start_epoch(self) -> None:
-        """Forgets all prefixes, as when the weights that computed them are replaced.
+        """Forgets all prefixes, as when the weights that computed them are replaced; after PrefixIndex.start_epoch.
 
         Held pages stay with their holders. They are found no more, and their release frees them.
         """
         self.reclaim(self.n_reclaimable)
         self._epoch += 1
-        self.root = PrefixNode(None, (), None, self._epoch)
+        self.root = PrefixNode(None, (), None, self._epoch, self._index.root)
 
     def is_current(self, node: PrefixNode) -> bool:
         """Whether a prefix is of this epoch, so that it can grow and be found."""
         return node.epoch == self._epoch
-
-    def _keys(self, tokens: Sequence[int]) -> Iterator[tuple[int, ...]]:
-        size = self._page_size
-        for first in range(0, len(tokens) - size + 1, size):
-            yield tuple(tokens[first : first + size])
 
     def _hold_page(self, node: PrefixNode) -> None:
         assert node.page is not None, "a page was held after it was reused"
@@ -185,6 +179,7 @@ class PrefixTree:
         assert node.page is not None
         self._pool.give_back([node.page])
         node.page = None
+        node.entry.discard(self._shard)
         while node.page is None and not node.children and node.parent is not None:
             parent = node.parent
             del parent.children[node.key]

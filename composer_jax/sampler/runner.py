@@ -28,6 +28,7 @@ from composer_jax.sampler.cache_memory import require_room
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.decode import CarriedRows, DecodedTokens, DecodeRows
 from composer_jax.sampler.mtp_decode import Drafts
+from composer_jax.sampler.page_tables import PageTables, read_program, write_program
 from composer_jax.sampler.policy import TopLogprobs
 from composer_jax.sampler.programs import (
     cache_program,
@@ -43,6 +44,11 @@ from composer_jax.sampler.weight_checksums import ChecksumProgram, WeightChecksu
 
 FEWEST_ROWS = 8
 """Of decode calls, unless the config says otherwise; a call with fewer takes as long."""
+TABLES_AT = {"prefill": 3, "score": 3} | dict.fromkeys(
+    (f"{kind}{processed}" for kind in ("decode", "verify") for processed in ("", "_processed")),
+    DecodeRows._fields.index("tables_BJ"),
+)
+"""Which input of a program has page tables; a call sends the numbers of rows of the tables on the devices there."""
 SHORTEST_CONTEXT = 1024
 """Tokens of the shortest page table of a decode call on GPUs; reading shorter ones saves little."""
 
@@ -129,7 +135,10 @@ class Runner:
         self.installed: tuple[int, WeightChecksums] | None = None
         """Version and checksums of the weights."""
         self._new_cache = cache_program(definition, mesh, limits.cache_pages, page)
-        self._weights = self._cache = self._carried = None
+        self._weights = self._cache = self._carried = self._tables = None
+        self._page_tables = PageTables(limits, self._table_length)
+        self._write_tables = write_program(mesh)
+        self._read_tables = {width: read_program(mesh, width) for width in self._decode_tables}
         self._carried_rows: dict[SequenceState, int] = {}
         """The rows of the last decode call, whose ends are in `_carried`."""
 
@@ -137,6 +146,8 @@ class Runner:
         """Makes an empty cache: a call that failed may have taken the one before with it."""
         self._forget_calls()  # before the new cache takes its room
         self._cache = self._new_cache()
+        self._page_tables = PageTables(self.limits, self._table_length)
+        self._tables = self._page_tables.new_array(self.mesh)
         ends = np.zeros((len(CarriedRows._fields), self.limits.shards * self.limits.rows), np.int32)
         self._carried = device_put_global(CarriedRows(*ends), NamedSharding(self.mesh, PartitionSpec(BATCH_AXES)))
 
@@ -147,7 +158,7 @@ class Runner:
 
     def _forget_calls(self) -> None:
         """Drops what calls leave on the devices for those after them."""
-        self._cache = self._carried = None
+        self._cache = self._carried = self._tables = None
         self._carried_rows = {}
 
     def wait(self) -> None:
@@ -190,26 +201,35 @@ class Runner:
 
     # -- calls ---------------------------------------------------------------------------------------------------
 
-    def _start(self, name: str, *inputs: Any) -> Callable[[], Any]:
+    def _start(self, name: str, *inputs: Any, width: int | None = None) -> Callable[[], Any]:
         """Starts a program on the weights, the cache and arrays of NumPy.
 
         The function that it returns gives the results beside the cache, where there are several processes as NumPy
         arrays. Such functions are called in the order of the starts. Every device call on the cache is started here,
         so that several processes run the same programs in the same order.
         """
-        out = self._start_everywhere(name, *inputs)
+        out = self._start_everywhere(name, *inputs, width=width)
         return functools.partial(gather_shards, out, self.sender) if self.mesh.is_multi_process else lambda: out
 
-    def _start_everywhere(self, name: str, *inputs: Any) -> Any:
+    def _start_everywhere(self, name: str, *inputs: Any, width: int | None = None) -> Any:
         """Starts a program in all processes; returns what `start_program` does here."""
         if self.sender is not None:
-            self.sender.send({"program": name}, inputs)
-        return self.start_program(name, *inputs)
+            self.sender.send({"program": name, "width": width}, inputs)
+        return self.start_program(name, *inputs, width=width)
 
-    def start_program(self, name: str, *inputs: Any) -> Any:
-        """Starts a program in this process only; returns its results as global arrays, perhaps not computed yet."""
-        assert self._weights is not None, "no weights are installed"
+    def start_program(self, name: str, *inputs: Any, width: int | None = None) -> Any:
+        """Starts a program in this process only; returns its results as global arrays, perhaps not computed yet.
+
+        width: pages of the tables that the program gets; None: those of the longest context.
+        """
+        assert self._weights is not None and self._tables is not None, "no weights are installed"
+        if name == "write_tables":
+            self._tables = self._write_tables(self._tables, *inputs)
+            return ()
         program = self._programs[name]
+        if (at := TABLES_AT.get(name)) is not None:
+            tables = self._read_tables[width or self._table_length](self._tables, inputs[at])
+            inputs = *inputs[:at], tables, *inputs[at + 1 :]
         if not name.startswith("decode"):
             self._cache, out = program(*self._weights, self._cache, *inputs)
             return out
@@ -227,6 +247,7 @@ class Runner:
             for shape in self.limits.prefill_shapes
             for scores in kinds
         ]
+        calls += [functools.partial(self._call_write, write) for write in self._page_tables.no_writes()]
         calls += [
             functools.partial(self._call_decode, (rows, pages), drafts, is_processed)
             for rows in self._decode_rows
@@ -242,6 +263,9 @@ class Runner:
     def _call_routing(self, spans: np.ndarray) -> None:
         jax.block_until_ready(self.start_program("routing", spans))
 
+    def _call_write(self, write: np.ndarray) -> None:
+        self._start("write_tables", write)()
+
     def _call_prefill(self, shape: tuple[int, int], scores: bool) -> None:
         self.start_prefill(shape, [], scores=scores)()
 
@@ -256,17 +280,17 @@ class Runner:
         shape: (rows per shard, tokens per row).
         """
         rows, length = shape
-        places = self._places([chunk.sequence for chunk in chunks], rows)
+        sequences = [chunk.sequence for chunk in chunks]
+        places = self._places(sequences, rows)
+        tables = self._send_tables(sequences, places, rows)
         n = self.limits.shards * rows
         tokens, following = np.zeros((2, n, length), np.int32)
-        tables = np.zeros((n, self._table_length), np.int32)
         start, count = np.zeros((2, n), np.int32)
         for place, chunk in zip(places, chunks, strict=True):
             end = chunk.start + chunk.count
             tokens[place, : chunk.count] = chunk.sequence.tokens[chunk.start : end]
             following[place, : chunk.count] = chunk.sequence.tokens[chunk.start + 1 : end + 1]
             start[place], count[place] = chunk.start, chunk.count
-            _put_table(tables[place], chunk.sequence.pages)
         inputs = tokens, start, count, tables
         if not scores:
             finish = self._start("prefill", *inputs, *([following] if self.definition.config.cache_mtp else []))
@@ -365,13 +389,14 @@ class Runner:
     ) -> Callable[[], list[NewTokens]]:
         """Starts a decode call of shape (rows per shard, pages of a row)."""
         rows, pages = shape
-        places = self._places([r.row for r in requests], rows)
+        sequences = [r.row for r in requests]
+        places = self._places(sequences, rows)
+        tables = self._send_tables(sequences, places, rows)
         n = self.limits.shards * rows
         token, position, budget, top_k, n_top = np.zeros((5, n), np.int32)
         temperature, top_p = np.ones((2, n), np.float32)
         min_p = np.zeros(n, np.float32)
-        seed, tables = np.zeros(n, np.uint32), np.zeros((n, pages), np.int32)
-        source = np.full(n, -1, np.int32)
+        seed, source = np.zeros(n, np.uint32), np.full(n, -1, np.int32)
         for place, r in zip(places, requests, strict=True):
             if r.row.n_calls:
                 source[place] = self._carried_rows[r.row]
@@ -380,21 +405,27 @@ class Runner:
             temperature[place], top_p[place] = r.params.temperature, r.params.top_p
             top_k[place], min_p[place], n_top[place] = r.params.top_k, r.params.min_p, r.params.top_logprobs
             seed[place] = r.seed
-            _put_table(tables[place], r.row.pages)
         inputs = DecodeRows(token, position, budget, seed, tables)
         params = RowParams(temperature, top_p, top_k, min_p, n_top) if processed else ()
         kind = "_processed" if processed else ""
         if drafts is None:
-            finish = self._start(f"decode{kind}", *inputs, source, *params)
+            finish = self._start(f"decode{kind}", *inputs, source, *params, width=pages)
             self._carried_rows = {r.row: place % rows for place, r in zip(places, requests, strict=True)}
             return lambda: _new_tokens(places, requests, finish())
         assert (source < 0).all(), "drafts follow tokens that the host knows"
         draft, count = np.zeros((n, self._draft_tokens), np.int32), np.zeros(n, np.int32)
         for place, tokens in zip(places, drafts, strict=True):
             draft[place, : len(tokens)], count[place] = tokens, len(tokens)
-        finish = self._start(f"verify{kind}", *inputs, draft, count, *params)
+        finish = self._start(f"verify{kind}", *inputs, draft, count, *params, width=pages)
         read = _new_tokens_of_mtp if self.definition.config.cache_mtp else _new_tokens_of_drafts
         return lambda: read(places, requests, drafts, finish())
+
+    def _send_tables(self, sequences: Sequence[SequenceState], places: Sequence[int], rows: int) -> np.ndarray:
+        """Writes what changed of these sequences' tables to the devices; returns where the call at `places` reads."""
+        row_B, writes = self._page_tables.rows(sequences, places, rows)
+        for write in writes:
+            self._start("write_tables", write)
+        return row_B
 
     def _places(self, sequences: Sequence[SequenceState], rows: int) -> list[int]:
         """The row of the call for each sequence: those of a shard are consecutive, and begin at shard * rows.

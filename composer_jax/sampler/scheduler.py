@@ -22,8 +22,9 @@ whole context, no page can be given up, and a sequence gets the pages of its who
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from composer_jax.sampler.prefix_index import IndexNode, PrefixIndex
 from composer_jax.sampler.prefix_tree import PagePool, PrefixNode, PrefixTree
 from composer_jax.sampler.sequence import NO_PAGE, CacheLease, Limits, PrefillChunk, SchedulerOutput, SequenceState
 from composer_jax.sampler.waiting_queue import WaitingQueue
@@ -39,14 +40,23 @@ class Scheduler:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.pools = [PagePool(limits.n_pages) for _ in range(limits.shards)]
-        self.trees = [PrefixTree(pool, limits.page_size, limits.window) for pool in self.pools]
+        self._index: PrefixIndex[SequenceState] = PrefixIndex(limits.page_size, limits.window)
+        self.trees = [PrefixTree(pool, self._index, shard) for shard, pool in enumerate(self.pools)]
         self.waiting = WaitingQueue(limits.shards)
-        self.running: list[SequenceState] = []
+        self.running: dict[SequenceState, None] = {}
         """In the order of admission."""
         self.preemptions = 0
         self._leases: list[dict[int, CacheLease]] = [{} for _ in range(limits.shards)]
         """Idle ones with pages by id, of each shard, the longest idle first."""
+        self._n_leases = 0
+        """Of all shards."""
         self._n_running = [0] * limits.shards
+        self._n_full = 0
+        """Shards without a free row."""
+        self._n_growing = [0] * limits.shards
+        """Running sequences of each shard that have fewer pages than they may come to need."""
+        self._prefilling: dict[SequenceState, None] = {}
+        """Running sequences whose contexts are incomplete, in the order of admission."""
         self._arrivals = itertools.count()
 
     # -- requests ------------------------------------------------------------------------------------------------
@@ -82,6 +92,7 @@ class Scheduler:
         self.pools[shard].give_back(sequence.pages[n_pages:])
         lease.used = True
         self._leases[shard][id(lease)] = lease
+        self._n_leases += 1
         sequence.forget_pages()
 
     def drop(self, lease: CacheLease) -> None:
@@ -89,13 +100,15 @@ class Scheduler:
         if lease.prefix is not None:
             self.trees[lease.shard].release(lease.prefix, lease.n_skipped)
             self.pools[lease.shard].give_back(lease.tail)
-            self._leases[lease.shard].pop(id(lease), None)
+            del self._leases[lease.shard][id(lease)]
+            self._n_leases -= 1
             lease.prefix, lease.tail, lease.tokens, lease.shard, lease.n_skipped = None, [], [], -1, 0
 
     # -- weights -------------------------------------------------------------------------------------------------
 
     def keep_running(self) -> None:
         """Hides what is cached from new requests. Running sequences and leases go on with their own pages."""
+        self._index.start_epoch()
         for tree in self.trees:
             tree.start_epoch()
 
@@ -105,7 +118,7 @@ class Scheduler:
         for leases in self._leases:
             for lease in list(leases.values()):
                 self.drop(lease)
-        for sequence in self.running[::-1]:
+        for sequence in list(self.running)[::-1]:
             self._preempt(sequence)
 
     # -- numbers -------------------------------------------------------------------------------------------------
@@ -151,6 +164,8 @@ class Scheduler:
             sequence.computed += chunk.count
             self._publish(sequence)
             self.waiting.unpark(sequence)
+            if sequence.is_decoding:
+                self._end_prefill(sequence)
         for sequence in schedule.decode:
             sequence.n_calls += 1
 
@@ -171,53 +186,88 @@ class Scheduler:
     # -- admission -----------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        """Starts requests that wait while there are rows and pages."""
-        while min(self._n_running) < self.limits.rows:
+        """Starts requests that wait while there are rows and pages.
+
+        One walk over a request's context says what every shard has of it; the rest of the time is that of `min` over
+        the shards' counters, and a request that goes on where its session is does without.
+        """
+        while self._n_full < self.limits.shards:
             sequence = self.waiting.first()
             if sequence is None:
                 if not self._move_one():
                     return
+                continue
+            path = self._index.path(sequence.tokens)
+            cached = self._index.n_pages(path)
             # One whose prefix is being computed waits for it, and delays nobody.
-            elif (running := self.awaits_prefix(sequence)) is not None:
+            if (running := self._find_computing(sequence, path, cached)) is not None:
                 self.waiting.park(sequence, running)
-            elif not self._admit_one(sequence):
+            elif not self._admit_one(sequence, cached):
                 return
 
-    def _admit_one(self, sequence: SequenceState) -> bool:
-        for shard in self._shards_by_preference(sequence):
-            if self._n_running[shard] < self.limits.rows and self._allocate(sequence, shard):
+    def _admit_one(self, sequence: SequenceState, cached: Mapping[int, int]) -> bool:
+        """cached: pages of the context on the shards that have any."""
+        for shard in self._shards_by_preference(sequence, cached):
+            if self._allocate(sequence, shard):
                 self.waiting.remove(sequence)
-                self.running.append(sequence)
-                self._n_running[shard] += 1
-                self.waiting.count_running(sequence.group, 1)
-                if self._n_running[shard] == self.limits.rows:
-                    self.waiting.close(shard)
+                self._run(sequence)
                 return True
         return False
 
-    def _shards_by_preference(self, sequence: SequenceState) -> list[int]:
-        """The shards, first the one that has the most of the context.
+    def _run(self, sequence: SequenceState) -> None:
+        """Gives a decode slot to a sequence that has its pages."""
+        shard = sequence.shard
+        self.running[sequence] = None
+        self._n_running[shard] += 1
+        self.waiting.count_running(sequence.group, 1)
+        if self._n_running[shard] == self.limits.rows:
+            self.waiting.close(shard)
+            self._n_full += 1
+        self._note_growth(sequence)
+        if not sequence.is_decoding:
+            self._prefilling[sequence] = None
+            assert sequence.prefix is not None
+            if self.trees[shard].is_current(sequence.prefix):  # else nobody will find what it computes
+                ahead = sequence.tokens[sequence.n_shared * self.limits.page_size : -1]
+                self._index.add_computing(sequence, sequence.prefix.entry, ahead)
+
+    def _end_prefill(self, sequence: SequenceState) -> None:
+        """Notes that a running sequence has no token to prefill, or runs no more."""
+        if sequence in self._prefilling:
+            del self._prefilling[sequence]
+            self._index.remove_computing(sequence)
+
+    def _shards_by_preference(self, sequence: SequenceState, cached: Mapping[int, int]) -> Iterator[int]:
+        """Yields the shards with a free row, first the one that has the most of the context.
 
         A session comes to a shard where sessions fit and have a row each, or that has no more than the mean, and one
         that leaves its shard to the one with the fewest, so that all shards have about as many.
         """
-        lease, shards, limits = sequence.lease, range(self.limits.shards), self.limits
-        room = max(min(limits.fitting, limits.rows), sum(map(self._n_sessions, shards)) // len(shards) + 1)
+        lease, limits, rows = sequence.lease, self.limits, self.limits.rows
+        own = -1 if lease is None else lease.shard
+        if own >= 0 and self._n_running[own] < rows:
+            yield own
+        n_sessions = self._n_leases + len(self.running)
+        room = max(min(limits.fitting, rows), n_sessions // limits.shards + 1)
 
-        def cost(shard: int) -> tuple[bool, int, int, int, int]:
+        def cost(shard: int) -> tuple[int, int, int, int]:
             n_sessions = 0 if lease is None else self._n_sessions(shard)
-            crowded = n_sessions if lease is not None and lease.shard >= 0 else n_sessions // room
-            cached = len(self.trees[shard].match(sequence.tokens).path())
-            own = lease is not None and lease.shard == shard
-            return not own, crowded, -cached, self._n_running[shard], -self._n_available(shard)
+            crowded = n_sessions if own >= 0 else n_sessions // room
+            return crowded, -cached.get(shard, 0), self._n_running[shard], -self._n_available(shard)
 
-        return sorted(shards, key=cost)
+        others = [shard for shard, n in enumerate(self._n_running) if n < rows and shard != own]
+        if others:
+            best = min(others, key=cost)
+            yield best
+            yield from sorted((shard for shard in others if shard != best), key=cost)
 
     def _move_one(self) -> bool:
         """Lets a request leave a shard without a free row for one with fewer sessions, where nobody else wants the row.
 
         The session computes its context again there, and stays. False where no move makes the shards more even.
         """
+        if not self.waiting:
+            return False
         shards, rows = range(self.limits.shards), self.limits.rows
         fewest = min(self._n_sessions(shard) for shard in shards if self._n_running[shard] < rows)
         full = [shard for shard in shards if self._n_running[shard] == rows and self.waiting.has_lane(shard)]
@@ -261,7 +311,7 @@ class Scheduler:
         pages = [NO_PAGE] * n_skipped + _pages_of(path[n_skipped:]) + tail
         missing = self._n_prefilling(n, computed) - len(pages)
         # Each that runs and may grow keeps a page for that, so that the newcomer is not preempted at once.
-        if not self._make_room(shard, missing + self._n_growing(shard), keep=lease if resumes else None):
+        if not self._make_room(shard, missing + self._n_growing[shard], keep=lease if resumes else None):
             tree.release(prefix, n_skipped)
             return False
         if lease is not None:
@@ -278,34 +328,39 @@ class Scheduler:
         computed = len(self.trees[shard].match(sequence.tokens[:-1]).path()) * self.limits.page_size
         needed = self._n_prefilling(len(sequence.tokens), computed) - self.limits.pages_for(computed)
         idle = sum(len(lease.tail) for lease in self._leases[shard].values())
-        return needed + self._n_growing(shard) <= self._n_available(shard) + idle
+        return needed + self._n_growing[shard] <= self._n_available(shard) + idle
 
-    def _n_growing(self, shard: int) -> int:
-        """Running sequences of a shard that have fewer pages than they may come to need."""
-        most = self.limits.most_pages
-        return sum(
-            s.shard == shard and len(s.pages) - s.n_skipped < most(len(s.tokens) + s.budget) for s in self.running
-        )
+    def _note_growth(self, sequence: SequenceState) -> None:
+        """Counts a sequence whose pages have changed among those of its shard that may come to need more."""
+        most = self.limits.most_pages(len(sequence.tokens) + sequence.budget)
+        may_grow = len(sequence.pages) - sequence.n_skipped < most
+        self._n_growing[sequence.shard] += may_grow - sequence.may_grow
+        sequence.may_grow = may_grow
 
     def awaits_prefix(self, sequence: SequenceState) -> SequenceState | None:
         """Returns a running request whose prefill is about to compute a page of this context that is not cached yet."""
-        size = self.limits.page_size
-        if not sequence.uses_cache or all(s.is_decoding for s in self.running):
+        path = self._index.path(sequence.tokens)
+        return self._find_computing(sequence, path, self._index.n_pages(path))
+
+    def _find_computing(
+        self, sequence: SequenceState, path: Sequence[IndexNode[SequenceState]], cached: Mapping[int, int]
+    ) -> SequenceState | None:
+        """path, cached: of the context, from the index."""
+        if not sequence.uses_cache:
             return None
-        cached = max(len(tree.match(sequence.tokens).path()) for tree in self.trees) * size
+        size, n_pages = self.limits.page_size, max(cached.values(), default=0)
         if sequence.lease is not None:
-            cached = max(cached, len(sequence.lease.tokens))
-        end = (cached // size + 1) * size
-        if end > len(sequence.tokens) - 1:
+            n_pages = max(n_pages, len(sequence.lease.tokens) // size)
+        end = (n_pages + 1) * size
+        if end > len(sequence.tokens) - 1 or n_pages >= len(path):
             return None
-        computing = (s for s in self.running if s.computed < end < len(s.tokens))
-        return next((s for s in computing if s.tokens[:end] == sequence.tokens[:end]), None)
+        return next((s for s in path[n_pages].computing if s.computed < end), None)
 
     # -- calls ---------------------------------------------------------------------------------------------------
 
     def _choose_prefill(self) -> tuple[tuple[int, int] | None, list[PrefillChunk]]:
         """Returns the shape of the next prefill call and its chunks; (None, []) where no context is incomplete."""
-        pending = sorted((s for s in self.running if not s.is_decoding), key=lambda s: (-s.priority, s.arrival))
+        pending = sorted(self._prefilling, key=lambda s: (-s.priority, s.arrival))
         if not pending:
             return None, []
         filled = [(shape, self._fill(shape, pending)) for shape in self.limits.prefill_shapes]
@@ -348,7 +403,7 @@ class Scheduler:
         """
         taken = {id(chunk.sequence) for chunk in chunks}
         longest = self.limits.prefill_shapes[-1][1]
-        soon = sum(not s.is_decoding and s.n_missing <= longest and id(s) not in taken for s in self.running)
+        soon = sum(s.n_missing <= longest and id(s) not in taken for s in self._prefilling)
         return soon > decoding
 
     def _take_pages(self) -> bool:
@@ -362,6 +417,8 @@ class Scheduler:
                 continue  # preempted for the sake of one before it
             self._skip_pages(s)
             needed = self._n_needed(s) - len(s.pages)
+            if needed <= 0:
+                continue
             if has_outstanding_calls and needed > self._n_available(s.shard):
                 return False
             while s.shard >= 0 and not self._make_room(s.shard, needed):
@@ -369,8 +426,9 @@ class Scheduler:
                 self._preempt(
                     max(candidates, key=lambda other: (-other.priority, other.arrival))
                 )  # the last of the least important
-            if s.shard >= 0 and needed > 0:
+            if s.shard >= 0:
                 s.pages += self.pools[s.shard].take(needed)
+                self._note_growth(s)
         return True
 
     def _n_ahead(self, s: SequenceState) -> int:
@@ -432,6 +490,7 @@ class Scheduler:
         self.pools[sequence.shard].give_back(sequence.pages[max(first, sequence.n_shared) : end])
         sequence.pages[first:end] = [NO_PAGE] * (end - first)
         sequence.n_skipped = end
+        self._note_growth(sequence)
 
     def _stop(self, sequence: SequenceState) -> None:
         self._publish(sequence)
@@ -443,10 +502,15 @@ class Scheduler:
 
     def _leave(self, sequence: SequenceState) -> None:
         """Frees the decode slot of a running sequence."""
-        self.running.remove(sequence)
-        self._n_running[sequence.shard] -= 1
+        shard = sequence.shard
+        del self.running[sequence]
+        self._end_prefill(sequence)
+        self._n_growing[shard] -= sequence.may_grow
+        sequence.may_grow = False
+        self._n_full -= self._n_running[shard] == self.limits.rows
+        self._n_running[shard] -= 1
         self.waiting.count_running(sequence.group, -1)
-        self.waiting.open(sequence.shard)
+        self.waiting.open(shard)
         self.waiting.unpark(sequence)
 
 

@@ -3,7 +3,8 @@
 import dataclasses
 from collections.abc import Hashable
 
-from composer_jax.sampler.prefix_tree import PrefixNode, n_skipped_pages
+from composer_jax.sampler.prefix_index import n_skipped_pages
+from composer_jax.sampler.prefix_tree import PrefixNode
 
 NO_PAGE = 0
 """Stands in page tables for pages that a sequence no longer holds. It is a page that exists: attention may read it in
@@ -112,6 +113,8 @@ class SequenceState:
     """Leading pages that no later token attends to; the sequence does not hold them."""
     cached: int | None = None
     """Tokens that were found in the cache when the sequence ran first."""
+    may_grow: bool = False
+    """Whether it has fewer pages than it may come to need; False while it waits."""
     n_calls: int = 0
     """Outstanding decode calls, whose tokens the host does not know yet: `tokens`, `budget` and `computed` are those
     before them."""

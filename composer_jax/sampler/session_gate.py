@@ -197,7 +197,10 @@ class SessionGate:
         return min(self._grown, self._pages_in_use())
 
     def _hold_back(self) -> None:
-        used, most = self._n_used(), HARD_LIMIT * self._pages
+        most = HARD_LIMIT * self._pages
+        if self._grown <= most:
+            return  # without the look at all shards
+        used = self._n_used()
         while used > most and len(self._active) > self._n_fitting:
             last = next((place for place in reversed(self._active) if not place.ahead), None)
             if last is None:
@@ -210,6 +213,8 @@ class SessionGate:
 
     def _resume(self) -> None:
         """Lets sessions that are held back go on while there is room."""
+        if not self._held_back:
+            return
         used, most = self._n_used(), HARD_LIMIT * self._pages
         while self._held_back and (len(self._active) < self._n_fitting or used + self._held_back[-1].pages <= most):
             place = self._held_back.pop()

@@ -147,7 +147,7 @@ def follow(
                         raise UserError("process 0 calls its followers; pass `on_call` to Sampler.follow.")
                     on_call(header["call"], inputs)
                     continue
-                out = runner.start_program(header["program"], *inputs)
+                out = runner.start_program(header["program"], *inputs, width=header["width"])
                 if jax.tree.leaves(out):
                     reply_with(out)
         except OtherProcessError:

@@ -30,6 +30,10 @@ class WaitingQueue:
         """By the arrival of the running request that they wait for; these are in no heap."""
         self._lanes: list[dict[Hashable, list[Entry]]] = [{} for _ in range(shards + 1)]
         """By shard, the last for all shards: group -> heap."""
+        self._homes: dict[Hashable, dict[int, None]] = {}
+        """Group -> the lanes that have it."""
+        self._n_heaps = 0
+        """Of all lanes."""
         self._is_open = [True] * (shards + 1)
         self._heads: list[tuple[int, int, bool, int]] = []
         """Heap of (-priority, running requests of the group, whether it is new, arrival) of the first of each group in
@@ -78,9 +82,8 @@ class WaitingQueue:
         self._running[group] += change
         if not self._running[group]:
             del self._running[group]
-        for home, lane in enumerate(self._lanes):
-            if group in lane:
-                self._show_head(home, group)
+        for home in self._homes.get(group, ()):
+            self._show_head(home, group)
 
     # -- requests that wait for another one ----------------------------------------------------------------------
 
@@ -124,8 +127,12 @@ class WaitingQueue:
     # -- heaps ---------------------------------------------------------------------------------------------------
 
     def _insert(self, sequence: SequenceState) -> None:
-        heap = self._lanes[sequence.home].setdefault(sequence.group, [])
-        heapq.heappush(heap, (-sequence.priority, sequence.is_new, sequence.arrival))
+        lane, group = self._lanes[sequence.home], sequence.group
+        if group not in lane:
+            lane[group] = []
+            self._homes.setdefault(group, {})[sequence.home % len(self._lanes)] = None
+            self._n_heaps += 1
+        heapq.heappush(lane[group], (-sequence.priority, sequence.is_new, sequence.arrival))
         self._show_head(sequence.home, sequence.group)
 
     def _pop(self, sequence: SequenceState) -> None:
@@ -138,7 +145,14 @@ class WaitingQueue:
         if lane[group]:
             self._show_head(sequence.home, group)
         else:
-            del lane[group]
+            self._drop_heap(sequence.home, group)
+
+    def _drop_heap(self, home: int, group: Hashable) -> None:
+        del self._lanes[home][group]
+        del self._homes[group][home % len(self._lanes)]
+        if not self._homes[group]:
+            del self._homes[group]
+        self._n_heaps -= 1
 
     def _forget_dead(self) -> None:
         for home, lane in enumerate(self._lanes):
@@ -146,7 +160,7 @@ class WaitingQueue:
                 heap[:] = [entry for entry in heap if entry[-1] in self._waiting]
                 heapq.heapify(heap)
                 if not heap:
-                    del lane[group]
+                    self._drop_heap(home, group)
                 elif self._is_open[home]:
                     heapq.heappush(self._heads, self._head(home, group))
         self._n_dead = 0
@@ -156,7 +170,7 @@ class WaitingQueue:
         if not self._is_open[home]:
             return
         heapq.heappush(self._heads, self._head(home, group))
-        if len(self._heads) > SLACK and len(self._heads) > 4 * sum(map(len, self._lanes)) + SLACK:
+        if len(self._heads) > SLACK and len(self._heads) > 4 * self._n_heaps + SLACK:
             homes = (home for home, is_open in enumerate(self._is_open) if is_open)
             self._heads = [self._head(home, group) for home in homes for group in self._lanes[home]]
             heapq.heapify(self._heads)

@@ -234,7 +234,7 @@ MUTANTS = (
     ),
     Mutant(
         "sampler.window_page",
-        "composer_jax/sampler/prefix_tree.py",
+        "composer_jax/sampler/prefix_index.py",
         "max(0, computed - window + 1) // page_size",
         "max(0, computed - window + 2) // page_size",
         "A page is given up one token too early, while the sliding window still reaches into it.",

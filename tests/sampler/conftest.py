@@ -17,7 +17,7 @@ from tests.sampler.conversations import CONFIG, END
 
 PROGRAMS = {
     name: functools.lru_cache(maxsize=16)(getattr(runner, name))
-    for name in (f"{kind}_program" for kind in ("cache", "prefill", "score", "decode"))
+    for name in (f"{kind}_program" for kind in ("cache", "prefill", "score", "decode", "write", "read"))
 }
 
 

@@ -143,6 +143,31 @@ def descendants(root: PrefixNode) -> Iterator[PrefixNode]:
         yield from descendants(child)
 
 
+def preferred_shards(scheduler: Scheduler, s: SequenceState, matched: list[int]) -> list[int]:
+    """The shards with a free row in their order, from a scan of all of them."""
+    limits, shards = scheduler.limits, range(scheduler.limits.shards)
+    n_sessions = [len(scheduler._leases[n]) + sum(s.shard == n for s in scheduler.running) for n in shards]
+    room = max(min(limits.fitting, limits.rows), sum(n_sessions) // limits.shards + 1)
+
+    def cost(shard):
+        n = 0 if s.lease is None else n_sessions[shard]
+        crowded = n if s.lease is not None and s.lease.shard >= 0 else n // room
+        own = s.lease is not None and s.lease.shard == shard
+        available = scheduler.pools[shard].n_free + scheduler.trees[shard].n_reclaimable
+        return not own, crowded, -matched[shard], scheduler._n_running[shard], -available
+
+    return [shard for shard in sorted(shards, key=cost) if scheduler._n_running[shard] < limits.rows]
+
+
+def computing_request(scheduler: Scheduler, s: SequenceState, n_cached: int) -> SequenceState | None:
+    """The first running request that computes the next page of a waiting one, where others will find it."""
+    end = (max(n_cached, len(s.lease.tokens) // PAGE if s.lease else 0) + 1) * PAGE
+    if not s.uses_cache or end > len(s.tokens) - 1:
+        return None
+    shared = (r for r in scheduler.running if scheduler.trees[r.shard].is_current(r.prefix))
+    return next((r for r in shared if r.computed < end < len(r.tokens) and r.tokens[:end] == s.tokens[:end]), None)
+
+
 class Requests(RuleBasedStateMachine):
     leases = Bundle("leases")
     limits = LIMITS
@@ -252,6 +277,22 @@ class Requests(RuleBasedStateMachine):
     def the_running_are_counted(self):
         counts = Counter(s.shard for s in self.scheduler.running)
         assert self.scheduler._n_running == [counts[shard] for shard in range(self.limits.shards)]
+
+    @invariant()
+    def counters_say_what_a_scan_of_all_shards_and_requests_finds(self):
+        scheduler, most = self.scheduler, self.limits.most_pages
+        for s in scheduler.waiting:
+            path = scheduler._index.path(s.tokens)
+            cached = scheduler._index.n_pages(path)
+            matched = [len(tree.match(s.tokens).path()) for tree in scheduler.trees]
+            assert [cached.get(shard, 0) for shard in range(self.limits.shards)] == matched
+            assert list(scheduler._shards_by_preference(s, cached)) == preferred_shards(scheduler, s, matched)
+            assert scheduler.awaits_prefix(s) is computing_request(scheduler, s, max(matched))
+        growing = [s.shard for s in scheduler.running if len(s.pages) - s.n_skipped < most(len(s.tokens) + s.budget)]
+        assert scheduler._n_growing == [growing.count(shard) for shard in range(self.limits.shards)]
+        assert scheduler._n_leases == sum(map(len, scheduler._leases))
+        assert scheduler._n_full == scheduler._n_running.count(self.limits.rows)
+        assert list(scheduler._prefilling) == [s for s in scheduler.running if not s.is_decoding]
 
     @invariant()
     def a_sequence_holds_no_more_pages_than_it_needs_at_once(self):

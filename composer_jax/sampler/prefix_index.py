@@ -1,0 +1,123 @@
+"""PrefixIndex: which shards have the pages of a context, and which running requests are about to compute one.
+
+Every shard has a prefix tree of its own. This trie is over all of them, so one walk over a context, which takes time by
+the context's pages, says what every shard has of it.
+"""
+
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import Generic, TypeVar
+
+Request = TypeVar("Request", bound=Hashable)
+
+
+def n_skipped_pages(computed: int, page_size: int, window: int | None) -> int:
+    """Returns how many leading pages of a context no later token attends to.
+
+    Args:
+      computed: tokens of the context whose entries are in the cache; the next token has this position.
+      window: tokens that a token attends to, itself included, in every layer; None: all tokens before, in some layer.
+    """
+    return 0 if window is None else max(0, computed - window + 1) // page_size
+
+
+def page_keys(tokens: Sequence[int], page_size: int) -> Iterator[tuple[int, ...]]:
+    """Yields the tokens of each full page of a context."""
+    for first in range(0, len(tokens) - page_size + 1, page_size):
+        yield tuple(tokens[first : first + page_size])
+
+
+class IndexNode(Generic[Request]):
+    """One page of a prefix, on any shard."""
+
+    __slots__ = ("children", "computing", "key", "parent", "shards")
+
+    def __init__(self, parent: "IndexNode[Request] | None", key: tuple[int, ...]) -> None:
+        self.parent, self.key = parent, key
+        self.children: dict[tuple[int, ...], IndexNode[Request]] = {}
+        self.shards: set[int] = set()
+        """Those whose tree has the page."""
+        self.computing: dict[Request, None] = {}
+        """Running requests whose prefill has the page ahead, in the order of their admission."""
+
+    def child(self, key: tuple[int, ...]) -> "IndexNode[Request]":
+        """Returns the node of a page after this one, made if there is none."""
+        node = self.children.get(key)
+        if node is None:
+            node = self.children[key] = IndexNode(self, key)
+        return node
+
+    def discard(self, shard: int) -> None:
+        """Notes that a shard has the page no more."""
+        self.shards.discard(shard)
+        self.prune()
+
+    def prune(self) -> None:
+        """Removes the node, and those before it, where they lead to nothing."""
+        node = self
+        while node.parent is not None and not (node.shards or node.computing or node.children):
+            parent = node.parent
+            del parent.children[node.key]
+            node.parent = None
+            node = parent
+
+
+class PrefixIndex(Generic[Request]):
+    """The pages of all shards by the tokens in them and before them, and those that running requests will add."""
+
+    def __init__(self, page_size: int, window: int | None = None) -> None:
+        """window: tokens that a token attends to, itself included, where that holds in every layer."""
+        self.page_size, self.window = page_size, window
+        self.root: IndexNode[Request] = IndexNode(None, ())
+        """The empty prefix."""
+        self._computing: dict[Request, list[IndexNode[Request]]] = {}
+
+    def start_epoch(self) -> None:
+        """Forgets all prefixes; the trees do the same next."""
+        self.root = IndexNode(None, ())
+        self._computing.clear()
+
+    def path(self, tokens: Sequence[int]) -> list[IndexNode[Request]]:
+        """Returns the nodes of a context's full pages, up to the first page that nobody has or computes."""
+        node, nodes = self.root, []
+        for key in page_keys(tokens, self.page_size):
+            child = node.children.get(key)
+            if child is None:
+                break
+            node = child
+            nodes.append(node)
+        return nodes
+
+    def n_pages(self, path: Iterable[IndexNode[Request]]) -> dict[int, int]:
+        """Returns, for each shard that has any, the pages of PrefixTree.match of the context of a path."""
+        pages: dict[int, int] = {}
+        first: dict[int, int] = {}  # page before which the pages that follow without a gap begin
+        before: set[int] = set()
+        depth = 0
+
+        def end_runs(shards: Iterable[int]) -> None:
+            n_skipped = n_skipped_pages(depth * self.page_size, self.page_size, self.window)
+            pages.update((shard, depth) for shard in shards if first[shard] <= n_skipped)
+
+        for node in path:
+            if node.shards != before:
+                end_runs(before - node.shards)
+                first.update((shard, depth) for shard in node.shards - before)
+                before = node.shards
+            depth += 1
+        end_runs(before)
+        return pages
+
+    def add_computing(self, request: Request, node: IndexNode[Request], tokens: Sequence[int]) -> None:
+        """Notes that a running request computes full pages of `tokens` after the prefix of a node of this epoch."""
+        nodes = []
+        for key in page_keys(tokens, self.page_size):
+            node = node.child(key)
+            node.computing[request] = None
+            nodes.append(node)
+        self._computing[request] = nodes
+
+    def remove_computing(self, request: Request) -> None:
+        """Notes that a request has computed its context, or runs no more."""
+        for node in reversed(self._computing.pop(request, ())):
+            del node.computing[request]
+            node.prune()
