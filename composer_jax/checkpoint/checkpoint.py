@@ -23,7 +23,7 @@ from composer_jax.checkpoint.huggingface.save import TOKENIZER_FILES, read_token
 from composer_jax.checkpoint.native import model_notes, network_of_notes, read_model_config, restore_weights
 from composer_jax.checkpoint.store import CheckpointStore
 from composer_jax.checkpoint.weight_chain import ChainFiles, WeightReceiver
-from composer_jax.checkpoint.weight_shards import as_tree
+from composer_jax.checkpoint.weight_shards import parts_here, placed_tree
 from composer_jax.data.chat.text_processor import FilesInMemory, TextProcessor
 from composer_jax.data.text_files import TextFiles
 from composer_jax.errors import UserError
@@ -220,13 +220,13 @@ class PublishedCheckpoint(_FolderCheckpoint):
         config = self.config
         if dtype is not None:
             config = dataclasses.replace(config, param_dtype=dtype, compute_dtype=dtype)
-        definition, receiver = ModelDef(config), WeightReceiver(self.address.path)
-        self.version = receiver.receive(self.version)
+        definition = ModelDef(config)
         shapes = definition.shapes() if mesh is None else definition.abstract_weights(mesh)
         like: dict[str, Any] = dict(zip(("params", "router_bias"), shapes, strict=True))
-        tree = as_tree(receiver.arrays, like)
-        placed = jax.tree.map(lambda leaf, as_: jax.device_put(leaf.astype(as_.dtype), as_.sharding), tree, like)
-        return Loaded(definition, placed["params"], placed["router_bias"])
+        receiver = WeightReceiver(self.address.path, parts_here(like))
+        self.version = receiver.receive(self.version)
+        tree = placed_tree(receiver.parts, like)
+        return Loaded(definition, tree["params"], tree["router_bias"])
 
 
 class _GGUFCheckpoint(Checkpoint):

@@ -15,6 +15,7 @@ import collections
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -28,6 +29,7 @@ import zstandard
 
 from composer_jax.atomic_write import write_atomically
 from composer_jax.checkpoint.folder import Folder
+from composer_jax.checkpoint.weight_parts import Box, bytes_digest, changes_within, overlap
 from composer_jax.checkpoint.weight_patch import (
     LEVEL,
     BadPatch,
@@ -61,6 +63,8 @@ class Shard:
 
 
 Shards = Mapping[Shard, np.ndarray]
+Parts = Mapping[Shard, tuple[int, ...]]
+"""Shapes of shards."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +128,6 @@ class WeightPublisher:
             self._base, self._last = version, dict(shards)
             return Published(version, elements, elements, 0, 0)
         has_full = self._base is None or self._since_anchor + 1 >= self._anchor_every
-        folder = version_folder(version)
         entries, patches, fulls = [], [], []
         with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
             for shard, (entry, patch, full) in zip(
@@ -133,17 +136,18 @@ class WeightPublisher:
                 entries.append(dataclasses.asdict(shard) | entry)
                 patches.append(patch)
                 fulls.append(full)
-        stem = posixpath.join(folder, f"shards-{self._process:05d}")
-        if self._base is not None:
-            self._files.write(f"{stem}.patch", b"".join(patches))
-        if has_full:
-            self._files.write(f"{stem}.full", b"".join(fulls))
-        self._files.write(f"{stem}.json", json.dumps(entries).encode())
-        self._barrier()
+        contents = {"patch": b"".join(patches)} if self._base is not None else {}
+        contents |= {"full": b"".join(fulls)} if has_full else {}
+        contents["json"] = json.dumps(entries).encode()
+        manifest = {"version": version, "base": self._base, "processes": self._processes, "has_full": has_full}
+        with self._deleting_on_error(version):
+            for kind, content in contents.items():
+                self._files.write(f"{self._stem(version)}.{kind}", content)
+            self._barrier()
+            if self._process == 0:
+                content = json.dumps({**(labels or {}), **manifest}).encode()
+                self._files.write(posixpath.join(version_folder(version), "manifest.json"), content)
         if self._process == 0:
-            manifest = {"version": version, "base": self._base, "processes": self._processes, "has_full": has_full}
-            manifest = {**(labels or {}), **manifest}
-            self._files.write(posixpath.join(folder, "manifest.json"), json.dumps(manifest).encode())
             self._delete_old()
         self._since_anchor = 0 if has_full else self._since_anchor + 1
         self._base, self._last = version, dict(shards)
@@ -154,6 +158,22 @@ class WeightPublisher:
             sum(map(len, patches)),
             sum(map(len, fulls)),
         )
+
+    def _stem(self, version: int) -> str:
+        return posixpath.join(version_folder(version), f"shards-{self._process:05d}")
+
+    @contextlib.contextmanager
+    def _deleting_on_error(self, version: int) -> Iterator[None]:
+        """Deletes what this process has written of a version that cannot be written as a whole, as in a full folder."""
+        try:
+            yield
+        except (UserError, OSError) as error:
+            for kind in ("patch", "full", "json"):
+                self._files.delete(f"{self._stem(version)}.{kind}")
+            reason = str(error) if isinstance(error, UserError) else f"{error}; free some space"
+            raise UserError(
+                f"version {version} of the weights was not published, and those before it stay: {reason}."
+            ) from error
 
     def _encode(self, shard: Shard, array: np.ndarray, has_full: bool) -> tuple[dict[str, Any], bytes, bytes]:
         changed, patch, full = array.size, b"", b""
@@ -167,6 +187,7 @@ class WeightPublisher:
             "dtype": array.dtype.name,
             "changed": changed,
             "sha256": digest(array),
+            "patch_sha256": bytes_digest(patch),
             "patch_bytes": len(patch),
             "full_bytes": len(full),
         }
@@ -204,16 +225,15 @@ class WeightPublisher:
 
     def _check_weights(self, version: int, shards: Shards) -> None:
         """Raises a UserError unless a version has the weights of these shards, however it is cut."""
-        receiver = WeightReceiver(self._files.url)
-        receiver.receive(version)
+        receiver = WeightReceiver(self._files.url, {shard: array.shape for shard, array in shards.items()})
+        is_pinned = f"version {version} of {self._files.url} is pinned and has other weights"
+        try:
+            receiver.receive(version)
+        except UserError as error:
+            raise UserError(f"{is_pinned} ({error}); publish into another folder.") from error
         for shard, array in shards.items():
-            whole = receiver.arrays.get(shard.name)
-            is_equal = whole is not None and (whole.dtype, whole.shape) == (array.dtype, tuple(shard.whole_shape))
-            if whole is None or not is_equal or digest(array_part(whole, shard.start, array.shape)) != digest(array):
-                raise UserError(
-                    f"version {version} of {self._files.url} is pinned and has other weights ({shard.name}); "
-                    "publish into another folder."
-                )
+            if digest(receiver.parts[shard]) != digest(array):
+                raise UserError(f"{is_pinned} ({shard.name}); publish into another folder.")
 
     def _delete_old(self) -> None:
         """Deletes versions that no receiver needs and nobody has pinned."""
@@ -225,21 +245,35 @@ class WeightPublisher:
 
 
 class WeightReceiver:
-    """The newest weights of a folder, in arrays that are changed in place."""
+    """The newest weights of a folder, in arrays that are changed in place.
 
-    def __init__(self, folder: str) -> None:
-        self._files = ChainFiles(folder)
+    It holds whole arrays, or the parts that the devices of one process hold, however the learner has cut them. Beside
+    them it needs memory for one published shard, and for the bytes of one version's patches of its parts, which undo
+    what has changed if a later patch is damaged.
+    """
+
+    def __init__(self, folder: str, parts: Parts | None = None) -> None:
+        """parts: what it holds (weight_shards.parts_here); None: every published array, whole."""
+        self._files, self._wanted = ChainFiles(folder), parts
         self.version = -1
-        """Of `arrays`; -1 before the first."""
-        self.arrays: dict[str, np.ndarray] = {}
-        """Whole arrays by name."""
+        """Of `parts`; -1 before the first, or after one that could not be read to its end."""
+        self.parts: dict[Shard, np.ndarray] = {}
+        self.changed: set[str] = set()
+        """Names of the arrays that `receive` has changed since the caller cleared this set."""
+        self._by_name: dict[str, list[tuple[Box, np.ndarray]]] = {}
+
+    @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Whole arrays by name, of a receiver without `parts`."""
+        assert self._wanted is None, "this receiver holds parts of arrays"
+        return {shard.name: array for shard, array in self.parts.items()}
 
     def receive(self, version: int | None = None) -> int:
-        """Brings `arrays` to a version, the newest by default; returns it.
+        """Brings `parts` to a version, the newest by default; returns it.
 
         Raises:
-          UserError: there is no such version, or it cannot be built from what is in the folder. `arrays` keep the
-            version that they had.
+          UserError: there is no such version, it is that of another network, or it cannot be built from what is in the
+            folder. `parts` keep the version that they had, unless files change or vanish between two reads.
         """
         manifests = self._files.manifests()
         target = max(manifests, default=None) if version is None else version
@@ -260,73 +294,151 @@ class WeightReceiver:
     def _apply(self, chain: list[int]) -> None:
         """Applies patches in order. If one is damaged, it is undone, and those before it stay."""
         for version in chain:
-            undo: list[tuple[np.ndarray, ElementChanges]] = []
+            undo: list[tuple[np.ndarray, bytes]] = []
             try:
-                for entry, data in self._files.read_shards(version, "patch"):
-                    part = self._part(entry)
-                    changes = decode_changes(data, part.dtype, part.size)
-                    undone, sha256 = _change(part, changes)
-                    undo.append((part, undone))
-                    if sha256 != entry["sha256"]:
-                        raise BadPatch(f"{entry['name']} of version {version} has another hash after the patch")
+                for entry, data in self._files.read_shards(version, "patch", self._takes_patch):
+                    self._change(version, entry, data, undo)
             except BadPatch:
-                for part, changes in reversed(undo):
-                    _change(part, changes)
+                for array, data in reversed(undo):
+                    apply_changes(array, decode_changes(data, array.dtype, array.size))
                 raise
             self.version = version
 
+    def _change(
+        self, version: int, entry: Mapping[str, Any], data: bytes, undo: list[tuple[np.ndarray, bytes]]
+    ) -> None:
+        """Applies the patch of a published shard, and appends what undoes it to `undo`. Raises BadPatch."""
+        changes, shard = self._read_patch(entry, data), _box(entry)
+        for box, array in self._by_name[entry["name"]]:
+            undone = apply_changes(array, changes_within(changes, shard, box))
+            if len(undone.places):
+                self.changed.add(entry["name"])
+                undo.append((array, encode_changes(undone)))
+            if box.contains(shard):
+                place = overlap(shard, box)
+                assert place is not None, "the box contains the shard"
+                if digest(np.ascontiguousarray(array[*place, ...])) != entry["sha256"]:
+                    raise BadPatch(f"{entry['name']} of version {version} has another hash after the patch")
+
+    def _read_patch(self, entry: Mapping[str, Any], data: bytes) -> ElementChanges:
+        if "patch_sha256" in entry and bytes_digest(data) != entry["patch_sha256"]:
+            raise BadPatch(f"the patch of {entry['name']} has another hash than its version says")
+        boxes, shard = self._by_name.get(entry["name"]), _box(entry)
+        if boxes is None:
+            raise BadPatch(f"{entry['name']} is new")
+        if "patch_sha256" not in entry and not all(box.contains(shard) for box, _ in boxes):
+            raise BadPatch(f"the patch of {entry['name']} has no hash, which a part of the array needs")
+        return decode_changes(data, np.dtype(entry["dtype"]), math.prod(entry["shape"]))
+
     def _load(self, manifests: Mapping[int, Any], target: int) -> None:
-        """Reads the last version in full before `target`, and the patches from there."""
-        problem = "no version before it is there in full"
+        """Reads the last version in full before `target`, and the patches from there, into the arrays that exist."""
+        problem, had_version = "no version before it is there in full", self.version >= 0
         for anchor in sorted((v for v in manifests if v <= target and manifests[v]["has_full"]), reverse=True):
             chain = [] if anchor == target else _chain(manifests, anchor, target)
             if chain is None:
                 continue
-            other = WeightReceiver(self._files.url)
-            sizes: collections.Counter[str] = collections.Counter()
             try:
-                for entry, data in self._files.read_shards(anchor, "full"):
-                    other._take_full(entry, data)
-                    sizes[entry["name"]] += math.prod(entry["shape"])
-                if partial := [name for name, array in other.arrays.items() if sizes[name] != array.size]:
-                    raise BadPatch(f"version {anchor} has only a part of {partial[0]}")
-                other.version = anchor
-                other._apply(chain)
+                wanted = self._wanted_of(anchor)
+                if had_version:  # which must stay if this one cannot be read
+                    self._verify(anchor, chain)
+                self._fill(anchor, wanted)
+                self._apply(chain)
             except BadPatch as error:
                 problem = str(error)
+                if not had_version:
+                    self.version = -1
                 continue
-            self.arrays, self.version = other.arrays, target
             return
         raise UserError(f"version {target} of the weights in {self._files.url} cannot be built: {problem}.")
 
-    def _take_full(self, entry: Mapping[str, Any], data: bytes) -> None:
-        dtype, shape = np.dtype(entry["dtype"]), tuple(entry["shape"])
-        try:
-            size = int(np.prod(shape)) * dtype.itemsize
-            content = zstandard.ZstdDecompressor().decompress(data, max_output_size=size)
-            part = np.frombuffer(content, dtype).reshape(shape)
-        except (zstandard.ZstdError, ValueError) as error:
-            raise BadPatch(f"{entry['name']} cannot be decompressed ({error})") from error
-        if digest(part) != entry["sha256"]:
-            raise BadPatch(f"{entry['name']} has another hash than its version says")
-        if entry["name"] not in self.arrays:
-            self.arrays[entry["name"]] = np.empty(entry["whole_shape"], dtype)
-        self._part(entry)[...] = part
+    def _verify(self, anchor: int, chain: list[int]) -> None:
+        """Reads a version in full and the patches after it, one shard after another, and keeps none of them."""
+        for entry, data in self._files.read_shards(anchor, "full", self._takes):
+            _decompress(entry, data)
+        for version in chain:
+            for entry, data in self._files.read_shards(version, "patch", self._takes_patch):
+                self._read_patch(entry, data)
 
-    def _part(self, entry: Mapping[str, Any]) -> np.ndarray:
-        place = tuple(slice(i, i + n) for i, n in zip(entry["start"], entry["shape"], strict=True))
-        if entry["name"] not in self.arrays:
-            raise BadPatch(f"{entry['name']} is new")
-        return self.arrays[entry["name"]][*place, ...]  # a view also of a scalar
+    def _wanted_of(self, version: int) -> dict[Shard, tuple[tuple[int, ...], np.dtype]]:
+        """Returns shape and dtype of the arrays that hold a version here. Raises UserError for another network."""
+        entries = {entry["name"]: entry for entry in self._files.entries(version)}
+        if self._wanted is None:
+            shapes = {name: tuple(entry["whole_shape"]) for name, entry in entries.items()}
+            parts = {Shard(name, (0,) * len(shape), shape): shape for name, shape in shapes.items()}
+        else:
+            parts = self._wanted
+            for shard in parts:
+                published = tuple(entries[shard.name]["whole_shape"]) if shard.name in entries else None
+                if published != shard.whole_shape:
+                    raise other_network(shard.name, published, shard.whole_shape)
+        return {shard: (shape, np.dtype(entries[shard.name]["dtype"])) for shard, shape in parts.items()}
+
+    def _fill(self, anchor: int, wanted: Mapping[Shard, tuple[tuple[int, ...], np.dtype]]) -> None:
+        """Reads a version in full, one published shard after another."""
+        self.version = -1
+        for shard, (_, dtype) in wanted.items():
+            if shard in self.parts and self.parts[shard].dtype != dtype:
+                del self.parts[shard]
+        self.parts = {
+            shard: self.parts.pop(shard) if shard in self.parts else np.empty(shape, dtype)
+            for shard, (shape, dtype) in wanted.items()
+        }
+        self._by_name = {}
+        for shard, array in self.parts.items():
+            self._by_name.setdefault(shard.name, []).append((Box(shard.start, array.shape), array))
+        n_filled: collections.Counter[str] = collections.Counter()
+        for entry, data in self._files.read_shards(anchor, "full", self._takes):
+            content, shard = _decompress(entry, data), _box(entry)
+            for box, array in self._by_name[entry["name"]]:
+                here, there = overlap(shard, box), overlap(box, shard)
+                if here is not None and there is not None:
+                    array[*here, ...] = content[*there, ...]
+                    n_filled[entry["name"]] += content[*there, ...].size
+            self.changed.add(entry["name"])
+        for name, boxes in self._by_name.items():
+            if n_filled[name] != sum(array.size for _, array in boxes):
+                raise BadPatch(f"version {anchor} has only a part of {name}")
+        self.version = anchor
+
+    def _takes(self, entry: Mapping[str, Any]) -> bool:
+        """Whether some of a published shard is held here."""
+        if self._wanted is None:
+            return True
+        box = _box(entry)
+        return any(overlap(box, mine) is not None for mine in self._boxes.get(entry["name"], ()))
+
+    def _takes_patch(self, entry: Mapping[str, Any]) -> bool:
+        return entry.get("changed") != 0 and self._takes(entry)
+
+    @functools.cached_property
+    def _boxes(self) -> dict[str, list[Box]]:
+        boxes: dict[str, list[Box]] = {}
+        for shard, shape in (self._wanted or {}).items():
+            boxes.setdefault(shard.name, []).append(Box(shard.start, tuple(shape)))
+        return boxes
 
 
-def _change(part: np.ndarray, changes: ElementChanges) -> tuple[ElementChanges, str]:
-    """Changes a part of an array in place; returns what undoes it, and the hash afterwards."""
-    content = part if part.flags.c_contiguous else part.copy()
-    undo = apply_changes(content, changes)
-    if content is not part:
-        part[...] = content
-    return undo, digest(content)
+def other_network(name: str, shape: tuple[int, ...] | None, expected: tuple[int, ...]) -> UserError:
+    """Returns the error for an array that a version lacks (shape=None), or has in another shape."""
+    other = "is missing" if shape is None else f"has the shape {shape}, not {expected}"
+    return UserError(f"the weights that were received are those of another network: {name} {other}.")
+
+
+def _box(entry: Mapping[str, Any]) -> Box:
+    return Box(tuple(entry["start"]), tuple(entry["shape"]))
+
+
+def _decompress(entry: Mapping[str, Any], data: bytes) -> np.ndarray:
+    """Returns a published shard from its bytes in full. Raises BadPatch unless it has its hash."""
+    dtype, shape = np.dtype(entry["dtype"]), tuple(entry["shape"])
+    try:
+        content = zstandard.ZstdDecompressor().decompress(data, max_output_size=math.prod(shape) * dtype.itemsize)
+        array = np.frombuffer(content, dtype).reshape(shape)
+    except (zstandard.ZstdError, ValueError) as error:
+        raise BadPatch(f"{entry['name']} cannot be decompressed ({error})") from error
+    if digest(array) != entry["sha256"]:
+        raise BadPatch(f"{entry['name']} has another hash than its version says")
+    return array
 
 
 def _chain(manifests: Mapping[int, Any], start: int, target: int) -> list[int] | None:
@@ -409,19 +521,26 @@ class ChainFiles:
         except (FileNotFoundError, json.JSONDecodeError, KeyError) as error:
             raise BadPatch(f"version {version} is damaged or gone ({error})") from error
 
-    def read_shards(self, version: int, kind: str) -> Iterator[tuple[Any, bytes]]:
-        """Yields (entry, bytes) of all shards of a version, `kind` being "patch" or "full"; raises BadPatch."""
+    def read_shards(
+        self, version: int, kind: str, takes: Callable[[Mapping[str, Any]], bool]
+    ) -> Iterator[tuple[Any, bytes]]:
+        """Yields (entry, bytes) of the shards of a version that `takes` is true of, reading one after another.
+
+        kind: "patch" or "full". Raises BadPatch.
+        """
         for process, entries in enumerate(self.process_entries(version)):
-            try:
-                data, at = self.read(f"{version_folder(version)}/shards-{process:05d}.{kind}"), 0
-            except FileNotFoundError as error:
-                raise BadPatch(f"the {kind} of version {version} is damaged or gone ({error})") from error
+            path, at = f"{self._root}/{version_folder(version)}/shards-{process:05d}.{kind}", 0
             for entry in entries:
                 if "name" not in entry or (size := entry.get(f"{kind}_bytes")) is None:
                     raise BadPatch(f"version {version} is damaged: an entry lacks its name or {kind}_bytes")
-                if at + size > len(data):
-                    raise BadPatch(f"the {kind} of version {version} is cut short")
-                yield entry, data[at : at + size]
+                if takes(entry):
+                    try:
+                        data = self._system.cat_file(path, at, at + size) if size else b""
+                    except FileNotFoundError as error:
+                        raise BadPatch(f"the {kind} of version {version} is damaged or gone ({error})") from error
+                    if len(data) < size:
+                        raise BadPatch(f"the {kind} of version {version} is cut short")
+                    yield entry, data
                 at += size
 
     def write(self, name: str, data: bytes) -> None:
@@ -432,10 +551,14 @@ class ChainFiles:
         else:
             self._system.pipe_file(path, data)
 
+    def delete(self, name: str) -> None:
+        """Deletes a file, if it is there."""
+        with contextlib.suppress(FileNotFoundError):
+            self._system.rm_file(f"{self._root}/{name}")
+
     def delete_version(self, version: int) -> None:
         """Deletes a version, its manifest first."""
         folder = f"{self._root}/{version_folder(version)}"
-        with contextlib.suppress(FileNotFoundError):
-            self._system.rm_file(f"{folder}/manifest.json")
+        self.delete(f"{version_folder(version)}/manifest.json")
         with contextlib.suppress(FileNotFoundError):
             self._system.rm(folder, recursive=True)

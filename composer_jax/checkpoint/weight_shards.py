@@ -7,9 +7,10 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Sharding
+from jax.typing import DTypeLike
 
-from composer_jax.checkpoint.weight_chain import Published, Shard, WeightPublisher
-from composer_jax.errors import UserError
+from composer_jax.checkpoint.weight_chain import Parts, Published, Shard, Shards, WeightPublisher, other_network
 from composer_jax.models.model_def import Params
 
 
@@ -73,8 +74,7 @@ def _local_shards_of(name: str, array: jax.Array) -> dict[Shard, np.ndarray]:
     shards = {}
     for shard in array.addressable_shards:
         if shard.replica_id == 0:
-            start = tuple(part.indices(size)[0] for part, size in zip(shard.index, array.shape, strict=True))
-            shards[Shard(name, start, array.shape)] = np.array(shard.data)
+            shards[_indexed(name, shard.index, array.shape)[0]] = np.array(shard.data)
     return shards
 
 
@@ -91,9 +91,54 @@ def as_tree(arrays: Mapping[str, np.ndarray], like: Params) -> Params:
     named = {_name(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(like)}
     for name, shape in named.items():
         if name not in arrays or arrays[name].shape != shape:
-            other = f"has the shape {arrays[name].shape}, not {shape}" if name in arrays else "is missing"
-            raise UserError(f"the weights that were received are those of another network: {name} {other}.")
+            raise other_network(name, arrays[name].shape if name in arrays else None, shape)
     return jax.tree_util.tree_map_with_path(lambda path, _: arrays[_name(path)], like)
+
+
+def parts_here(weights: Params) -> Parts:
+    """Returns the parts of a tree of weights that the devices of this process hold; equal ones once.
+
+    weights: their shapes, with shardings (ModelDef.abstract_weights) or without; the latter lie whole on one device.
+    """
+    parts = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(weights):
+        for index in _indices(leaf.shape, leaf.sharding).values():
+            shard, shape = _indexed(_name(path), index, leaf.shape)
+            parts[shard] = shape
+    return parts
+
+
+def placed_tree(parts: Shards, like: Params) -> Params:
+    """Returns a tree of weights on the devices, from the parts of this process (parts_here of the same tree)."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: place_weight(_name(path), parts, leaf.shape, leaf.dtype, leaf.sharding), like
+    )
+
+
+def place_weight(
+    name: str, parts: Shards, shape: tuple[int, ...], dtype: DTypeLike, sharding: Sharding | None
+) -> jax.Array:
+    """Returns one weight on the devices, in a dtype, from the parts of this process.
+
+    The devices get copies, so that parts can change afterwards. Every process of the sharding must call it.
+    """
+    on_devices = []
+    for device, index in _indices(shape, sharding).items():
+        part = parts[_indexed(name, index, shape)[0]]
+        on_devices.append(jax.device_put(part.astype(dtype), device))  # a copy: CPU devices may share what they get
+    return on_devices[0] if sharding is None else jax.make_array_from_single_device_arrays(shape, sharding, on_devices)
+
+
+def _indices(shape: tuple[int, ...], sharding: Sharding | None) -> Mapping[Any, Any]:
+    """Returns the places in an array that the devices of this process hold, by device; None is the default device."""
+    if sharding is None:
+        return {None: (slice(None),) * len(shape)}
+    return sharding.addressable_devices_indices_map(shape)
+
+
+def _indexed(name: str, index: Any, shape: tuple[int, ...]) -> tuple[Shard, tuple[int, ...]]:
+    bounds = [part.indices(size)[:2] for part, size in zip(index, shape, strict=True)]
+    return Shard(name, tuple(low for low, _ in bounds), shape), tuple(high - low for low, high in bounds)
 
 
 def _name(path: Any) -> str:

@@ -1,6 +1,7 @@
 """Versions of weights: patches in order, damage that is healed from a version in full, refusals."""
 
 import json
+import resource
 import threading
 import weakref
 from pathlib import Path
@@ -121,6 +122,36 @@ def test_a_bad_patch_is_undone_and_healed_from_a_version_in_full(folder, how):
     publisher.publish(steps[3], 3)  # in full
     assert receiver.receive() == 3
     assert_equal(receiver, steps[3])
+
+
+def test_a_receiver_holds_only_its_parts_however_the_learner_has_cut_them(folder):
+    """Its parts cross the borders of the shards that were published."""
+    parts = {Shard("experts", (1, 0, 1), (3, 8, 4)): (2, 8, 2), Shard("table", (30, 0), (40, 12)): (10, 12)}
+    steps, publisher, receiver = trained(4), WeightPublisher(folder), WeightReceiver(folder, parts)
+    for version, shards in enumerate(steps):
+        publisher.publish(shards, version)
+        assert receiver.receive() == version
+        experts, table = receiver.parts.values()
+        assert experts.tobytes() == whole(shards)["experts"][1:, :, 1:3].tobytes() and experts.shape == (2, 8, 2)
+        assert table.tobytes() == whole(shards)["table"][30:].tobytes() and len(receiver.parts) == 2
+    with pytest.raises(UserError, match=r"another network: table has the shape \(40, 12\), not \(41, 12\)"):
+        WeightReceiver(folder, {Shard("table", (30, 0), (41, 12)): (10, 12)}).receive()
+
+
+def test_a_full_folder_is_a_sentence_and_a_version_is_there_as_a_whole_or_not_at_all(folder):
+    steps, publisher, receiver = trained(2), WeightPublisher(folder), WeightReceiver(folder)
+    publisher.publish(steps[0], 0)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300, hard))  # the patch fits, its list of shards does not
+    try:
+        with pytest.raises(UserError, match="version 1 of the weights was not published, and those before it stay"):
+            publisher.publish(steps[1], 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not list(Path(folder, "version-00000001").iterdir()) and receiver.receive() == 0
+    publisher.publish(steps[1], 1)
+    assert receiver.receive() == 1
+    assert_equal(receiver, steps[1])
 
 
 def test_versions_rise(folder):
