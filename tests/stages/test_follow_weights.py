@@ -21,7 +21,7 @@ from composer_jax.sampler.engine import Sampler
 from composer_jax.serve.app import new_app
 from composer_jax.serve.service import ServerLimits, Service
 from composer_jax.stages import follow_weights
-from composer_jax.stages.follow_weights import WeightFollower, follow_while_serving, version_to_serve
+from composer_jax.stages.follow_weights import WeightFollower, run_while_serving, version_to_serve
 from composer_jax.stages.serve import ServedWeights, ServeOptions, followed_folder
 from tests.stages.base_model import NETWORK, write_base
 
@@ -176,7 +176,7 @@ def test_the_newest_version_is_found_without_reading_manifests(folder):
 def test_the_application_follows_while_it_serves(folder, service, monkeypatch):
     monkeypatch.setattr(follow_weights, "POLL_S", 0.01)
     app = new_app(service)
-    follow_while_serving(app, WeightFollower(service, folder))
+    run_while_serving(app, WeightFollower(service, folder).run)
     WeightPublisher(folder).publish(local_shards(weights(4)), 4)
     with TestClient(app) as client:
         while (health := client.get("/health").json())["weight_version"] != 4:

@@ -30,16 +30,16 @@ MIN_TOKEN = 16
 
 
 @dataclass(frozen=True)
-class Roles:
+class HandshakeRoles:
     """What the two ends are. The names are parts of the proofs, so a proof of one role is none of another."""
 
     listening: str
     connecting: str
 
 
-WORKERS = Roles("trainer", "worker")
+WORKERS = HandshakeRoles("trainer", "worker")
 """Of a rollout worker's connection."""
-ENGINES = Roles("engine", "learner")
+ENGINES = HandshakeRoles("engine", "learner")
 """Of a learner's connection to an engine."""
 
 
@@ -48,7 +48,11 @@ class HandshakeError(Exception):
 
 
 async def accept(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str, roles: Roles, welcome: dict[str, Any]
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    token: str,
+    roles: HandshakeRoles,
+    welcome: dict[str, Any],
 ) -> dict[str, Any]:
     """The part of the end that listens: returns how the other end describes itself.
 
@@ -73,7 +77,11 @@ async def accept(
 
 
 async def join(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str, roles: Roles, description: dict[str, Any]
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    token: str,
+    roles: HandshakeRoles,
+    description: dict[str, Any],
 ) -> dict[str, Any]:
     """The part of the end that connects: returns the `welcome` of the end that listens.
 
