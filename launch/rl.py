@@ -52,7 +52,7 @@ def main(config, workdir, values):
 
         run = stack.enter_context(Run(config, workdir))
         run.services.worker_options = options
-        run.services.engine_token = engine_token(config, values)
+        run.services.engine_token = engine_token(config, values) if is_first_process() else ""
         train_rl(run)
 
 

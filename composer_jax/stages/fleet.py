@@ -10,6 +10,7 @@ from absl import logging
 
 from composer_jax.checkpoint.weight_shards import BackgroundPublisher
 from composer_jax.errors import UserError
+from composer_jax.event_loop import EventLoop
 from composer_jax.frames import FrameError
 from composer_jax.models.model_def import ModelDef, Params
 from composer_jax.rl.engines.config import engine_addresses
@@ -23,12 +24,12 @@ PUBLISHED = "bfloat16"
 """Dtype of published weights (weight_shards.py)."""
 
 
-def check_engines(run: Run) -> None:
+def check_engines(run: Run, required: RequiredEngine) -> None:
     """Refuses engines that answer and cannot be used, before weights are loaded. Raises UserError.
 
     Engines that do not answer yet may wait for the first version of the run.
     """
-    addresses, required = engine_addresses(run.config.rl.engines), required_engine(run)
+    addresses = engine_addresses(run.config.rl.engines)
     token, silence_s = _token(run), run.config.rl.fleet.silence_s
 
     async def look(address: str) -> str | None:
@@ -46,7 +47,8 @@ def check_engines(run: Run) -> None:
     async def look_at_all() -> list[str | None]:
         return await asyncio.gather(*map(look, addresses))
 
-    states = dict(zip(addresses, asyncio.run(look_at_all()), strict=True))
+    with EventLoop() as loop:
+        states = dict(zip(addresses, loop.run(look_at_all()), strict=True))
     for address, reason in states.items():
         if reason:
             raise UserError(f"The engine {address} {reason}.")
@@ -90,7 +92,7 @@ def open_fleet(
 
 
 def required_engine(run: Run) -> RequiredEngine:
-    """Returns what the engines of a run have to be."""
+    """Returns what the engines of a run have to be. Several processes call it alike the first time."""
     network = run.config.stage_model("rl")
     return RequiredEngine(
         network=network_fingerprint(network),

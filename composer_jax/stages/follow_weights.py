@@ -18,6 +18,7 @@ from composer_jax.errors import UserError
 if TYPE_CHECKING:  # the packages of the server are optional
     from starlette.applications import Starlette
 
+    from composer_jax.sampler.several_processes import UpdateMode
     from composer_jax.serve.service import Service
 
 POLL_S = 2.0
@@ -51,13 +52,23 @@ class WeightFollower:
     A version that cannot be installed leaves the server where it is; /health then has the reason as "refused".
     """
 
-    def __init__(self, service: Service, folder: str, arm: str = "", *, serves_other: bool = False) -> None:
+    def __init__(
+        self,
+        service: Service,
+        folder: str,
+        arm: str = "",
+        *,
+        serves_other: bool = False,
+        mode: UpdateMode = "recompute",
+    ) -> None:
         """
         Args:
           arm: "anchor" or "candidate" of a release; "" follows the newest version.
+          mode: what becomes of running requests (Sampler.update_serving).
           serves_other: the server began with weights from elsewhere, whose version 0 is none of the folder's.
         """
         self._service, self._folder, self._arm, self._serves_other = service, folder, arm, serves_other
+        self._mode: UpdateMode = mode
         self._own = service.sampler.version
         """What the server had at its beginning, or got here last; it serves another one that somebody has pushed."""
         self._bad: tuple[int | None, str] = (None, "")
@@ -121,7 +132,7 @@ class WeightFollower:
             is_there = version in await asyncio.to_thread(ChainFiles(self._folder).versions)
             try:
                 params, router_bias = await service.load_weights(f"{PATCHES_PREFIX}{self._folder}", version)
-                await service.sampler.update_serving(params, router_bias, version, copy=False)
+                await service.sampler.update_serving(params, router_bias, version, mode=self._mode, copy=False)
             except UserError as error:
                 if is_there:
                     self._bad = (version, str(error))

@@ -121,7 +121,8 @@ def serve(address: str, options: ServeOptions) -> None:
     service = Service(sampler, text, ServerLimits(), load if process_count() == 1 else None, traffic)
     app = new_app(service, options.api_keys, options.control_key, LOCAL if local else ())
     if folder and process_count() == 1:
-        follower = WeightFollower(service, folder, options.arm, serves_other=bool(options.follow))
+        mode = "recompute" if engine_port is None else "keep"  # as a sampler beside its learner
+        follower = WeightFollower(service, folder, options.arm, serves_other=bool(options.follow), mode=mode)
         run_while_serving(app, follower.run)
         if engine_port is not None:
             reload = functools.partial(follower.reload, load.forget)

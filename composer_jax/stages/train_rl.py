@@ -41,7 +41,7 @@ from composer_jax.rl.policy_update import PolicyUpdate
 from composer_jax.rl.replay import ReplayMix
 from composer_jax.rl.weight_check import WeightCheck, check_row, gap_bound
 from composer_jax.sampler.engine import Sampler
-from composer_jax.stages.fleet import PUBLISHED, check_engines, open_fleet, published_checksums
+from composer_jax.stages.fleet import PUBLISHED, check_engines, open_fleet, published_checksums, required_engine
 from composer_jax.stages.memory_check import memory_check
 from composer_jax.stages.periodic_evaluation import PeriodicEvaluation
 from composer_jax.stages.rollout_workers import play_share
@@ -68,7 +68,8 @@ def train_rl(run: Run) -> None:
     with memory, run.stage("rl") as result, run.model.store("rl") as store:
         _refuse_traffic(run, store)
         if not config.samples_here:
-            broadcast_from_process0(lambda: check_engines(run))
+            required = required_engine(run)  # in every process, because process 0 tells the others of its tokenizer
+            broadcast_from_process0(lambda: check_engines(run, required))
         update, state, cursor = open_update(run, store)
         sampler = None
         if config.samples_here:

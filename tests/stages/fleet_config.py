@@ -4,12 +4,14 @@ from ml_collections import ConfigDict
 
 from tests.stages import smoke_config
 
-STEPS = 2
+STEPS = 3
+"""The groups of the last one have weights of the first."""
 
 
 def get_config(publish: str) -> ConfigDict:
     config = smoke_config.get_config("smoke")
     config.stages = ("rl",)
+    config.mesh.reduction = "collective"
     config.evaluate.every = {}
     config.agent.limits.max_turns = 2
     # As launch.serve chooses them for --slots=4, and for each of the two replicas that sample here.

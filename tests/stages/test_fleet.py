@@ -16,6 +16,7 @@ import httpx2 as httpx
 import numpy as np
 import pytest
 
+from composer_jax.checkpoint.weight_chain import WeightReceiver
 from composer_jax.errors import UserError
 from composer_jax.event_loop import EventLoop
 from composer_jax.observe.metrics import read_metrics
@@ -27,6 +28,7 @@ from composer_jax.stages.run import Run
 from composer_jax.stages.train_rl import train_rl
 from tests.parallel.test_processes import free_port
 from tests.rl.engines.seeded_engine import TOKEN, Engine
+from tests.stages.command_line import finish, start
 from tests.stages.fleet_config import STEPS, get_config
 
 ROOT = Path(__file__).parents[2]
@@ -83,6 +85,10 @@ def require_equal(folder, expected):
     assert steps[0] == steps[1] and len(steps[0]) == STEPS
 
 
+def require_versions(folder):
+    assert {int(version) for row in sampled(folder) for version in row.versions[row.trained]} == {0, 1}
+
+
 def wait_for_work(said):
     """Waits until the engine that says this samples."""
     while not (found := re.search(r"listens on (http://\S+)/", "".join(said))):
@@ -110,6 +116,7 @@ def test_two_engines_sample_what_a_run_samples_by_itself(tmp_path, local):
         run_of(folder, ports, token)
         assert first.poll() is second.poll() is None
     require_equal(folder, local)
+    require_versions(folder)
     metrics = read_metrics(folder / "metrics" / "rl.jsonl")
     assert all(row["weight_gap"] < 0.05 for row in metrics)
     assert metrics[-1]["engines_lost"] == metrics[-1]["messages_resampled"] == 0
@@ -138,6 +145,25 @@ def test_an_engine_that_is_killed_while_it_samples_changes_no_token(tmp_path, lo
     assert metrics[-1]["engines_lost"] == 1 and 0 < metrics[-1]["messages_resampled"] <= 4
 
 
+@pytest.mark.slow
+def test_a_learner_of_two_processes_has_one_fleet(tmp_path, local):
+    """Process 0 has the engines; both play, learn and publish their shards."""
+    token_file, port, coordinator = tmp_path / "token", free_port(), free_port()
+    make_token(token_file)
+    folder = tmp_path / "run"
+    command = [f"--config=tests/stages/fleet_config.py:{folder}.weights", f"--config.rl.engines=127.0.0.1:{port}"]
+    command += [f"--token_file={token_file}", f"--coordinator=127.0.0.1:{coordinator}", "--processes=2"]
+    with engine(f"{folder}.weights", port, token_file):
+        learners = [
+            start(folder, *command, f"--process={i}", cache=tmp_path / "cache", entry="launch.rl") for i in range(2)
+        ]
+        ended = [finish(learner, timeout=400) for learner in learners]
+    assert [one.returncode for one in ended] == [0, 0], "\n".join(one.stderr for one in ended)[-6000:]
+    require_equal(folder, local)
+    receiver = WeightReceiver(f"{folder}.weights")
+    assert receiver.receive() == STEPS
+
+
 def test_engines_that_cannot_be_used_are_refused_before_weights_are_loaded(tmp_path, caplog):
     """Engines on the real wire, in a thread; what they serve is never asked for anything."""
     config = get_config(str(tmp_path / "weights"))
@@ -151,7 +177,7 @@ def test_engines_that_cannot_be_used_are_refused_before_weights_are_loaded(tmp_p
             engine.description = description
             async with engine.serving(), engine.listening(token=token):
                 set_engines(run, f"127.0.0.1:{engine.port}")
-                await asyncio.to_thread(check_engines, run)
+                await asyncio.to_thread(check_engines, run, required)
 
         run.services.engine_token = TOKEN
         loop.run(look(fits, TOKEN))
@@ -165,11 +191,11 @@ def test_engines_that_cannot_be_used_are_refused_before_weights_are_loaded(tmp_p
         with pytest.raises(UserError, match="the token is another"):
             loop.run(look(fits, "another token of the tests"))
         set_engines(run, f"127.0.0.1:{free_port()}")
-        check_engines(run)
+        check_engines(run, required)
         assert "No engine answers at 127.0.0.1" in caplog.text
         run.services.engine_token = ""
         with pytest.raises(UserError, match="run launch.rl with --token_file"):
-            check_engines(run)
+            check_engines(run, required)
 
 
 def set_engines(run, address):

@@ -101,12 +101,14 @@ class FleetPolicy:
         try:
             async with self._leader:
                 yield self
+            if self._writing is not None:
+                await self._writing
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             if self._writing is not None:
-                await asyncio.gather(self._writing, return_exceptions=True)  # whoever leaves the publisher gets errors
+                await asyncio.gather(self._writing, return_exceptions=True)
 
     def _note_end(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and isinstance(error := task.exception(), Exception):
@@ -183,7 +185,7 @@ class FleetPolicy:
     async def _score(self, tokens: Sequence[int]) -> RowScores:
         replays = self.required.route_shape is not None
         params = SamplingParams(1, prompt_logprobs=True, return_routing=replays)
-        one = await self.router.acquire(self.version, ahead=True)
+        one = await self.router.acquire(self.version, ahead=True, needs_room=False)
         one.opening -= 1
         sessions = []
         try:

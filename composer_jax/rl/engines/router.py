@@ -23,6 +23,7 @@ class _Turn:
 
     least_version: int
     ahead: bool
+    needs_room: bool
     result: asyncio.Future[EngineConnection]
 
 
@@ -46,19 +47,21 @@ class EngineRouter:
         self._waiting: deque[_Turn] = deque()
         self._error: Exception | None = None
 
-    async def acquire(self, least_version: int, *, ahead: bool) -> EngineConnection:
+    async def acquire(self, least_version: int, *, ahead: bool, needs_room: bool = True) -> EngineConnection:
         """Takes a place at the least loaded engine; it counts as `opening` there until the caller changes that.
 
         Args:
           least_version: of the engine's weights.
           ahead: goes before all that wait without it.
+          needs_room: False takes a place at an engine that has no room, too, before all others.
 
         Raises UserError if there was no usable engine for patience_s, and what `fail` was given.
         """
         if self._error is not None:
             raise self._error
-        turn = _Turn(least_version, ahead, asyncio.get_running_loop().create_future())
+        turn = _Turn(least_version, ahead, needs_room, asyncio.get_running_loop().create_future())
         place = sum(one.ahead for one in self._waiting) if ahead else len(self._waiting)
+        place = place if needs_room else 0
         self._waiting.insert(place, turn)
         self.assign()
         try:
@@ -75,28 +78,29 @@ class EngineRouter:
         if not self._waiting:
             return
         usable = [(link.version, link.connection) for link in self.links if link.connection is not None]
-        free = [(version, one) for version, one in usable if version >= 0 and self._has_room(one)]
-        left: deque[_Turn] = deque()
+        usable = [(version, one) for version, one in usable if version >= 0 and not one.is_lost]
         room = self._most - sum(one.open_sessions + one.opening for _, one in usable)
-        while self._waiting and free and room > 0:
-            turn = self._waiting.popleft()
+        left: deque[_Turn] = deque()
+        while self._waiting:
+            free = [(version, one) for version, one in usable if room > 0 and self._has_room(one)]
+            turn = self._waiting[0]
+            if turn.needs_room and not free:
+                break
+            self._waiting.popleft()
             if turn.result.done():
                 continue
-            fitting = [one for version, one in free if version >= turn.least_version]
-            if not fitting:
+            engines = [one for version, one in (free if turn.needs_room else usable) if version >= turn.least_version]
+            if not engines:
                 left.append(turn)
                 continue
-            best = min(fitting, key=lambda one: one.load)
+            best = min(engines, key=lambda one: one.load)
             best.opening += 1
             room -= 1
             turn.result.set_result(best)
-            free = [(version, one) for version, one in free if self._has_room(one)]
         self._waiting = left + self._waiting
 
     def _has_room(self, one: EngineConnection) -> bool:
         """An engine that has a message for every slot gets one session at a time, which opens when its cache allows."""
-        if one.is_lost:
-            return False
         sessions, what = one.open_sessions + one.opening, one.description
         if self._only_fitting:
             return sessions < min(what.slots, what.fitting)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import time
 
 import numpy as np
 import pytest
@@ -268,12 +269,29 @@ async def test_a_version_that_cannot_be_written_ends_the_run():
     def fail():
         raise UserError("the folder is full.")
 
-    async with engines(Engine()) as ports, new_fleet(ports, finish=fail).serving() as fleet:
+    def is_full():
+        return pytest.raises(UserError, match="the folder is full")
+
+    async with engines(Engine()) as ports:
+        with is_full():
+            async with new_fleet(ports, finish=fail).serving() as fleet:
+                await fleet.update_serving(0, 0, 1, mode="keep", checksums=checksums_of(1))
+                with is_full():
+                    await fleet.open(1)
+                with is_full():
+                    await fleet.update_serving(0, 0, 2, mode="keep", checksums=checksums_of(2))
+
+
+async def test_the_end_waits_until_the_last_version_is_written():
+    fleet = new_fleet([], finish=lambda: time.sleep(0.2) or written.append(1))
+    written = []
+    async with fleet.serving():
         await fleet.update_serving(0, 0, 1, mode="keep", checksums=checksums_of(1))
-        with pytest.raises(UserError, match="the folder is full"):
-            await fleet.open(1)
-        with pytest.raises(UserError, match="the folder is full"):
-            await fleet.update_serving(0, 0, 2, mode="keep", checksums=checksums_of(2))
+    assert written
+    fleet = new_fleet([], finish=lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        async with fleet.serving():
+            await fleet.update_serving(0, 0, 1, mode="keep", checksums=checksums_of(1))
 
 
 async def test_a_row_is_scored_by_every_engine_with_the_newest_weights():
