@@ -41,6 +41,7 @@ from composer_jax.rl.policy_update import PolicyUpdate
 from composer_jax.rl.replay import ReplayMix
 from composer_jax.rl.weight_check import WeightCheck, check_row, gap_bound
 from composer_jax.sampler.engine import Sampler
+from composer_jax.sampler.weight_checksums import WeightChecksums
 from composer_jax.stages.fleet import PUBLISHED, check_engines, open_fleet, published_checksums, required_engine
 from composer_jax.stages.memory_check import memory_check
 from composer_jax.stages.periodic_evaluation import PeriodicEvaluation
@@ -71,16 +72,17 @@ def train_rl(run: Run) -> None:
             required = required_engine(run)  # in every process, because process 0 tells the others of its tokenizer
             broadcast_from_process0(lambda: check_engines(run, required))
         update, state, cursor = open_update(run, store)
-        sampler = None
+        sampler, checksums = None, ()
         if config.samples_here:
             sampler = run.services.sampler_with(state.params, state.router_bias, version=cursor.weight_version)
             update.learner_checksums = sampler.learner_checksums
         else:
             update.learner_checksums = published_checksums(ModelDef(run.config.stage_model("rl")))
+            checksums = update.learner_checksums(state.params)
         if not is_first_process():
             _follow(run, update, state, cursor, sampler, store)
             return
-        _take_steps(run, update, state, cursor, sampler, store)
+        _take_steps(run, update, state, cursor, sampler or checksums, store)
         rows = read_metrics(run.path / "metrics" / "rl.jsonl")
         gaps = [row["weight_gap"] for row in rows if row.get("weight_gap") is not None]
         result |= {
@@ -146,11 +148,16 @@ def _replay_mix(run: Run) -> ReplayMix | None:
 
 
 def _take_steps(
-    run: Run, update: PolicyUpdate, state: TrainState, cursor: Cursor, sampler: Sampler | None, store: CheckpointStore
+    run: Run,
+    update: PolicyUpdate,
+    state: TrainState,
+    cursor: Cursor,
+    sampler: Sampler | WeightChecksums,
+    store: CheckpointStore,
 ) -> None:
     """Takes all steps that the latest checkpoint does not have; an interrupt saves before it leaves.
 
-    sampler: None where engines sample elsewhere.
+    sampler: where engines sample elsewhere, the checksums by which they are known to have the weights of `state`.
     """
     config = run.config.rl
     run.services.check_task_manifest(cursor.task_step)
@@ -162,9 +169,7 @@ def _take_steps(
         if trace.ends(completed.step):
             trace.end()
             progress.update(0, trace=str(trace.folder))
-        recorder.complete(
-            completed if fleet is None else dataclasses.replace(completed, row=completed.row | fleet.metrics())
-        )
+        recorder.complete(completed)
         trace.begin(completed.step + 1)
         progress.update(per_step, step=completed.step, **_shown(completed.row))
 
@@ -177,9 +182,7 @@ def _take_steps(
     episodes = run.services.episode_context(return_routing=replays)
     with episodes as (context, loop), metrics, ledger, periodic, publishing as publisher:
         workers = run.services.rollout_workers(context)
-        fleet = None if sampler is not None else _open_fleet(run, update, state, cursor, publisher)
-        policy = sampler or fleet
-        assert policy is not None, "a run without a sampler has a fleet"
+        policy = _open_fleet(run, sampler, cursor, publisher) if isinstance(sampler, tuple) else sampler
         learner = update if process_count() == 1 else LeadingUpdate(update, policy)
 
         async def evaluate(step: int, version: int) -> None:
@@ -195,7 +198,7 @@ def _take_steps(
             weight_check=_weight_check(run, learner, policy),
         )
         learning = Learning(learner, state, cursor, run.model.utilisation("rl"))
-        playing = Playing(policy, context, workers.play, None if fleet is None else fleet.of_version)
+        playing = Playing(policy, context, workers.play, policy.of_version if isinstance(policy, FleetPolicy) else None)
         orchestrator = Orchestrator(config, source, learning, playing, ledger, watchers)
         metrics.truncate_after(len(ledger.batches))
         periodic.truncate_after(len(ledger.batches))
@@ -222,13 +225,12 @@ def _saving_at_an_interrupt(orchestrator: Orchestrator, recorder: "_Recorder") -
 
 
 def _open_fleet(
-    run: Run, update: PolicyUpdate, state: TrainState, cursor: Cursor, publisher: BackgroundPublisher | None
+    run: Run, checksums: WeightChecksums, cursor: Cursor, publisher: BackgroundPublisher | None
 ) -> FleetPolicy:
     assert publisher is not None, "rl.engines needs rl.publish"
-    assert update.learner_checksums is not None, "set before"
     plays_here = run.services.worker_options is None and process_count() == 1
     episodes = run.config.agent.concurrency if plays_here else None
-    return open_fleet(run, publisher, cursor.weight_version, update.learner_checksums(state.params), episodes)
+    return open_fleet(run, publisher, cursor.weight_version, checksums, episodes)
 
 
 def _weight_check(run: Run, learner: PolicyUpdate | LeadingUpdate, policy: Sampler | FleetPolicy) -> WeightCheck | None:
@@ -340,7 +342,7 @@ class _Recorder:
         """
         config, state, cursor, step = self._run.config.rl, completed.state, completed.cursor, completed.step
         if step > self._last_row:
-            self._metrics.write(step, **completed.row)
+            self._metrics.write(step, **completed.row, **self._fleet_columns())
         if step % config.record_every == 0 or step == 1:
             self._records += first_episodes_of_each_family(self._run, self._source, completed.groups, step)
         publishes = cursor.weight_version if completed.is_updated and self._publisher is not None else None
@@ -352,6 +354,9 @@ class _Recorder:
             self.save(state, cursor)
         self._skipped.add(step, completed.row.get("skipped") or 0)
         self._skipped.require_progress()
+
+    def _fleet_columns(self) -> dict[str, int]:
+        return self._policy.metrics() if isinstance(self._policy, FleetPolicy) else {}
 
     def is_unsaved(self, cursor: Cursor) -> bool:
         """Whether the latest checkpoint is older than this position."""
