@@ -73,14 +73,18 @@ def sampled(folder):
     return [row for group in groups for episode in group.episodes for row in episode.transcript.rows()]
 
 
-def require_equal(folder, expected):
-    """The run in a folder has sampled and trained what another one has."""
+def require_equal(folder, expected, *, learned_nats=1e-5):
+    """The run in a folder has sampled and trained what another one has.
+
+    learned_nats: by which log-probabilities differ at most that come from weights which the runs have learned.
+    """
     rows = [sampled(path) for path in (folder, expected)]
     assert len(rows[0]) == len(rows[1]) > 0
     for one, two in zip(*rows, strict=True):
         for name in ("tokens", "trained", "versions", "routes"):
             np.testing.assert_array_equal(getattr(one, name), getattr(two, name), name)
-        np.testing.assert_allclose(one.logprobs, two.logprobs, atol=1e-5)
+        nats = learned_nats if one.versions.max() else 1e-5
+        np.testing.assert_allclose(one.logprobs, two.logprobs, rtol=0, atol=nats)
     steps = [[json.loads(line)["tasks"] for line in (path / "batches.jsonl").open()] for path in (folder, expected)]
     assert steps[0] == steps[1] and len(steps[0]) == STEPS
 
@@ -159,7 +163,8 @@ def test_a_learner_of_two_processes_has_one_fleet(tmp_path, local):
         ]
         ended = [finish(learner, timeout=400) for learner in learners]
     assert [one.returncode for one in ended] == [0, 0], "\n".join(one.stderr for one in ended)[-6000:]
-    require_equal(folder, local)
+    # Gradients of two processes are added in another order, and published weights are rounded to 8 bits.
+    require_equal(folder, local, learned_nats=5e-3)
     receiver = WeightReceiver(f"{folder}.weights")
     assert receiver.receive() == STEPS
 
