@@ -64,11 +64,16 @@ class BoundPort:
             follows=self.folder,
         )
 
+        weights = sampler.version, sampler.checksums
+
         def status() -> EngineStatus:
+            nonlocal weights
             if sampler.error is not None:
                 raise sampler.error
+            if not service.updating.locked():  # while weights are installed, the checksums change before the version
+                weights = sampler.version, sampler.checksums
             progress = sampler.decoded_tokens + sampler.prefilled_tokens
-            return EngineStatus(sampler.version, sampler.checksums, progress, sampler.is_paused)
+            return EngineStatus(*weights, progress, sampler.is_paused)
 
         return EnginePort(ServedEngine(sampler, description, status, look, reload), self.token, self.listening)
 
