@@ -24,7 +24,7 @@ def define_options(values):
         absl_flags.DEFINE_string(name, None, meaning, flag_values=values)
 
     string("listen", "HOST:PORT at which this process listens for workers (launch.worker), which play the episodes.")
-    string("token_file", "File with the secret that workers must know; it is made if it is missing.")
+    string("token_file", "File with the secret that workers and engines must know; it is made if it is missing.")
     string(
         "cluster",
         "Ray cluster whose nodes play the episodes: auto, or HOST:PORT of its head node (extra `cluster`).",
@@ -46,20 +46,31 @@ def main(config, workdir, values):
 
         # Before anything is compiled, so that a cluster that does not answer is noticed within seconds.
         # Only process 0 gives out episodes; the other processes play for it if it has no workers (play_share).
-        options = worker_options(values, stack) if is_first_process() else None
+        options = worker_options(config, values, stack) if is_first_process() else None
         from composer_jax.stages.run import Run
         from composer_jax.stages.train_rl import train_rl
 
         run = stack.enter_context(Run(config, workdir))
         run.services.worker_options = options
+        run.services.engine_token = engine_token(config, values) if is_first_process() else ""
         train_rl(run)
 
 
-def worker_options(values, stack):
+def engine_token(config, values):
+    """The secret that the engines of config.rl.engines know, or "" where the run samples by itself."""
+    if config.rl.engines == "local" or values.token_file is None:
+        return ""
+    from composer_jax.rl.workers.handshake import make_token
+
+    return make_token(Path(values.token_file))
+
+
+def worker_options(config, values, stack):
     """The RolloutWorkersOptions that the flags ask for, or None. A connection to a cluster ends with `stack`."""
     if values.listen is None and values.cluster is None:
+        about_engines = ("token_file",) if config.rl.engines != "local" else ()
         for name in ("token_file", "local_episodes", "worker_patience"):
-            if values[name].value is not None:
+            if values[name].value is not None and name not in about_engines:
                 raise UserError(f"--{name} is about workers; give --listen or --cluster, too.")
         return None
     from composer_jax.rl.workers.handshake import make_token

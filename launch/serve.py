@@ -51,6 +51,8 @@ def define(values):
         "Keeps the experts of every token, so that requests may ask for them.",
         flag_values=values,
     )
+    integer("engine_port", None, "Port at which learners of RL sample (docs/fleet.md); 0 takes a free one.")
+    string("token_file", "", "File with the secret that these learners must know.")
     string("traffic", "", "Folder into which the turns of users who consent are written (docs/realtime.md).")
     string("traffic_policy", "", "File with the policy of that folder, which the first start needs.")
     for axis in AXES:
@@ -66,6 +68,8 @@ def main(values):
         raise UserError("--control_key is also an --api_key; clients must not control the server.")
     if values.traffic_policy and not values.traffic:
         raise UserError("--traffic_policy is the policy of a traffic folder; give --traffic, too.")
+    if values.token_file and values.engine_port is None:
+        raise UserError("--token_file is the secret of --engine_port; give that, too.")
     from composer_jax.stages.serve import ServeOptions, serve
 
     serve(
@@ -85,6 +89,8 @@ def main(values):
             follow=values.follow,
             arm=values.arm,
             returns_routing=values.return_routed_experts,
+            engine_port=values.engine_port,
+            token_file=values.token_file,
             traffic=values.traffic,
             traffic_policy=values.traffic_policy,
         ),

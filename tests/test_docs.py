@@ -17,7 +17,7 @@ PAGES = (
     "CONTRIBUTING.md",
     "README.md",
     *(f"docs/{name}.md" for name in "bases design glossary performance prepare_data results rewards science".split()),
-    *(f"docs/{name}.md" for name in "base_evals gpu sandbox scale tpu workers".split()),
+    *(f"docs/{name}.md" for name in "base_evals fleet gpu sandbox scale tpu workers".split()),
 )
 ALL_PAGES = (*PAGES, "docs/tasks.md", "CHANGELOG.md")
 FIELDS = dict(fields(tiny.get_config())) | dict(fields(base.get_config()))

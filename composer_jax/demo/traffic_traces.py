@@ -6,6 +6,7 @@ stronger or weaker: the expert sometimes asks in place of working, and sometimes
 """
 
 import asyncio
+import copy
 import dataclasses
 import random
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,6 @@ import numpy as np
 from composer_jax.agent.episode import Episode
 from composer_jax.agent.episode_context import EpisodeContext, EpisodeLimits, EpisodeSettings
 from composer_jax.agent.tools import FINISH
-from composer_jax.agent.transcript import Transcript
 from composer_jax.data.chat.compact import CompactFormat
 from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.data.tokenizer import Tokenizer
@@ -167,7 +167,7 @@ class TrafficTraces(PlayedTraces):
             episode = await talk.request(text, patience)
             if self.context.seq_len is not None and talk.transcript.length > self.context.seq_len:
                 break
-            transcript = Transcript.from_json(talk.transcript.to_json())
+            transcript = copy.deepcopy(talk.transcript)
             fitting = dataclasses.replace(episode, task_id=task.id, transcript=transcript)
             is_asked = episode.outcome == "no_call"
             if number == MOST_REQUESTS - 1 or text in CONTENT or (not is_asked and rng.random() >= REPLIES):

@@ -9,6 +9,7 @@ from composer_jax.errors import UserError
 from composer_jax.models.config import ModelConfig
 from composer_jax.rl.algorithm import default_options
 from composer_jax.rl.curriculum import CurriculumConfig
+from composer_jax.rl.engines.config import FleetConfig, engine_addresses
 from composer_jax.rl.feedback import FeedbackConfig
 from composer_jax.rl.group_buffer import LateGroups
 from composer_jax.rl.reference import ReferenceKLConfig
@@ -108,6 +109,12 @@ class RLConfig:
     late_groups: LateGroups = "wait"
     """What happens to a group that would exceed max_staleness: "wait" delays the step until the group has ended, "drop"
     cancels the group, which spares the wait and leaves out long episodes more often than short ones."""
+    engines: str | tuple[str, ...] = "local"
+    """What samples. "local": a sampler in the processes of the run. Otherwise the addresses HOST:PORT of the engine
+    ports of launch.serve, a list or with commas between them; the run then has no sampler, and engines follow `publish`
+    (docs/fleet.md)."""
+    fleet: FleetConfig = field(default_factory=FleetConfig)
+    """How the run deals with engines that are not local."""
     rollout_devices: int = 0
     """Devices that the sampler has to itself, the last ones; `mesh` has to leave them free. Rollout and learning then
     overlap if max_staleness is above 0. With 0 they share the devices of `mesh` and take turns."""
@@ -142,6 +149,7 @@ class RLConfig:
             raise UserError(f"rl.weight_check_every={self.weight_check_every} is negative; 0 never checks.")
         if self.rollout_devices < 0:
             raise UserError(f"rl.rollout_devices={self.rollout_devices} is negative; 0 shares the learner's devices.")
+        self._check_engines()
         if self.max_staleness < 0:
             raise UserError(f"rl.max_staleness={self.max_staleness} is negative; 0 alternates rollout and learning.")
         if self.late_groups not in get_args(LateGroups):
@@ -165,6 +173,11 @@ class RLConfig:
         self._check_batches()
 
     @property
+    def samples_here(self) -> bool:
+        """Whether a sampler in the processes of the run samples, not engines elsewhere."""
+        return self.engines == "local"
+
+    @property
     def families(self) -> set[str]:
         """The task families that groups are drawn from: those with groups, and the harder ones of ladders."""
         return {rung for family, n in self.groups.items() if n for rung in self.curriculum.rungs(family)}
@@ -183,6 +196,22 @@ class RLConfig:
     def rollout_network(self, model: ModelConfig) -> ModelConfig:
         """Returns the network as the sampler computes it: it records its routes where they are to be replayed."""
         return model if self.route_shape(model) is None else dataclasses.replace(model, cache_routing=True)
+
+    def _check_engines(self) -> None:
+        addresses = engine_addresses(self.engines)  # raises for what is no address
+        if self.samples_here:
+            return
+        if not addresses:
+            raise NotImplementedError(
+                "rl.engines='ray' is not there yet; start engines yourself and list their addresses."
+            )
+        if self.rollout_devices:
+            raise UserError(
+                f"rl.rollout_devices={self.rollout_devices} is for a sampler of the run, and rl.engines names engines "
+                "that sample; use rl.rollout_devices=0."
+            )
+        if not self.publish:
+            raise UserError("rl.engines needs rl.publish, the folder or URL from which engines take the weights.")
 
     def _check_ladders(self) -> None:
         for first, harder in self.curriculum.ladders.items():

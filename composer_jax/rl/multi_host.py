@@ -2,8 +2,9 @@
 
 The learner is one program over the devices of all processes. Process 0 alone has groups, rows and advantages. Before
 each device call of a step it sends every other process what that one's devices hold of the batch (train/batch_parts.py)
-and the name of the call, through the channel of its sampler, between two device calls. The other processes make the
-same calls. Then all of them install the new weights in the sampler.
+and the name of the call, through the channel of its sampler, between two device calls, or of its fleet of engines,
+which no other process knows. The other processes make the same calls. Then all of them install the new weights in the
+sampler, or publish them.
 
 The frames of a batch are sent to one process after another, and a process that is behind holds the sender up, so no
 queue grows beyond the bytes that the channel lets wait.
@@ -18,13 +19,13 @@ from composer_jax.data.host_batch import HostField
 from composer_jax.parallel.processes import process_count
 from composer_jax.rl.batch import Group
 from composer_jax.rl.policy_update import PolicyUpdate, UpdateResult
-from composer_jax.sampler.engine import Sampler
+from composer_jax.sampler.several_processes import OnCall, WeightsOfVersion
 from composer_jax.train.batch_parts import BatchPartReader, part_frames
 from composer_jax.train.learner import TrainState
 
 
-class Followers(Protocol):
-    """The way to the other processes; a Sampler that serves is one."""
+class Leading(Protocol):
+    """The end of process 0 of a channel to the other processes: a Sampler that serves, or a FleetPolicy."""
 
     def call_followers(
         self, header: Mapping[str, Any], arrays: Sequence[np.ndarray] = (), *, process: int | None = None
@@ -33,12 +34,20 @@ class Followers(Protocol):
         ...
 
 
+class Following(Protocol):
+    """The end of every other process: its Sampler, or a LearnerFollower."""
+
+    def follow(self, weights: WeightsOfVersion | None = None, on_call: OnCall | None = None) -> None:
+        """See Sampler.follow."""
+        ...
+
+
 class LeadingUpdate:
     """The PolicyUpdate of process 0: every other process takes part in its device calls (`follow_update`)."""
 
-    def __init__(self, update: PolicyUpdate, followers: Followers):
-        """followers: a Sampler serves and is paused whenever `step` or `score` is called."""
-        self._update, self._followers = update, followers
+    def __init__(self, update: PolicyUpdate, channel: Leading):
+        """channel: a sampler serves and is paused whenever `step` or `score` is called."""
+        self._update, self._channel = update, channel
         update.on_device_call = self._send
 
     def step(
@@ -55,13 +64,13 @@ class LeadingUpdate:
         if batch:
             for process in range(1, process_count()):
                 for header, arrays in part_frames(batch, self._update.learner.mesh, process):
-                    self._followers.call_followers({"part": header}, arrays, process=process)
-        self._followers.call_followers({"device_call": call, "normalisers": list(normalisers)})
+                    self._channel.call_followers({"part": header}, arrays, process=process)
+        self._channel.call_followers({"device_call": call, "normalisers": list(normalisers)})
 
 
 def follow_update(
     update: PolicyUpdate,
-    sampler: Sampler,
+    channel: Following,
     state: TrainState,
     on_call: Callable[[TrainState, Mapping[str, Any]], None],
 ) -> TrainState:
@@ -82,5 +91,5 @@ def follow_update(
         else:
             on_call(state, header)
 
-    sampler.follow(lambda _: (state.params, state.router_bias), call)
+    channel.follow(lambda _: (state.params, state.router_bias), call)
     return state

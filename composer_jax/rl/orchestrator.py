@@ -27,7 +27,7 @@ from composer_jax.rl.policy_update import GroupLearner
 from composer_jax.rl.rollout import PlayEpisode, play_episode, require_graded
 from composer_jax.rl.step_clock import StepClock
 from composer_jax.rl.weight_check import WeightCheck
-from composer_jax.sampler.policy import TrainablePolicy
+from composer_jax.sampler.policy import Policy, TrainablePolicy
 from composer_jax.sampler.weight_checksums import WeightChecksums
 from composer_jax.train.learner import TrainState
 from composer_jax.train.utilisation import Utilisation
@@ -69,6 +69,9 @@ class Playing:
     """What episodes need; its cache counts the sandbox runs of all of them."""
     play: PlayEpisode | None = None
     """Plays an episode of a policy, as on the workers of rl/workers; None plays it in this process."""
+    of_version: Callable[[int], Policy] | None = None
+    """Returns the part of `policy` with a weight version or later ones, from which the groups sample that are admitted
+    at this version; None where all of `policy` has the weights of update_serving."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,16 +143,20 @@ class Orchestrator:
         ledger: RolloutLedger,
         watchers: Watchers,
     ):
-        """The policy pauses while the learner computes, unless rl.rollout_devices gives it devices of its own."""
+        """The policy pauses while the learner computes, unless it has devices of its own (rl.rollout_devices)."""
         self.config, self.source = config, source
         self.learner, self.policy, self.ledger = learning.learner, playing.policy, ledger
         self._utilisation = learning.utilisation
         self.state, self.cursor, self.is_consistent = learning.state, learning.cursor, True
         self._on_step, self._weight_check = watchers.on_step, watchers.weight_check
-        self._shares_devices = config.rollout_devices == 0
+        self._shares_devices = config.samples_here and config.rollout_devices == 0
+        self._of_version = playing.of_version
+        self._admission_versions: dict[int, int] = {}
         play = playing.play or functools.partial(play_episode, context=playing.context)
         self.player = GroupPlayer(
-            lambda spec: play(spec, ledger.samples.recorded(self.policy, spec.group)), self._store, watchers.on_episode
+            lambda spec: play(spec, ledger.samples.recorded(self._policy_of(spec.group), spec.group)),
+            self._store,
+            watchers.on_episode,
         )
         self.evaluation = PinnedEvaluation(watchers.evaluate)
         self._played: dict[int, PlayedGroup] = {}
@@ -240,7 +247,12 @@ class Orchestrator:
         step = min(self.ledger.admitted.get(number, self.buffer.step), self.buffer.step)
         self.ledger.admit(number, step, self.source.draw(number, self._results(self.buffer.step)))
         self.buffer.admit(number, step)
+        self._admission_versions[number] = self._served_version
         self.player.start(number, self.source.specs(number))
+
+    def _policy_of(self, group: int) -> Policy:
+        """Returns what a group samples from. No token is older than the weights at which the group was admitted."""
+        return self.policy if self._of_version is None else self._of_version(self._admission_versions[group])
 
     def _results(self, steps: int) -> list[FamilyResults]:
         return [record.families for record in self.ledger.batches[:steps]]
@@ -250,6 +262,7 @@ class Orchestrator:
         group = PlayedGroup(number, episodes, self.buffer.outstanding[number], self._served_version)
         await asyncio.to_thread(self.ledger.store, group)  # long transcripts take seconds to compress
         self._played[number] = group
+        self._admission_versions.pop(number, None)
         self.buffer.resolve(number)
 
     async def _next_batch(self) -> list[PlayedGroup]:
@@ -286,6 +299,7 @@ class Orchestrator:
             self.player.cancel(number)
             self.ledger.drop(number, self.buffer.step)
             self._played.pop(number, None)
+            self._admission_versions.pop(number, None)
         completed = complete_step(self.config, self.cursor, groups, state, result, train_s, self._utilisation)
         self.state, self.cursor = state, completed.cursor
         row = completed.row | {

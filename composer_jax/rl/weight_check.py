@@ -7,6 +7,7 @@ whether both sides compute the same policy with them: after a resumption, an upd
 import asyncio
 import math
 from collections.abc import Sequence
+from typing import Protocol
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +17,7 @@ from composer_jax.models.config import ModelConfig
 from composer_jax.rl.config import RLConfig
 from composer_jax.rl.policy_update import GroupLearner
 from composer_jax.sampler.config import MOST_SCORED, SamplerConfig
-from composer_jax.sampler.engine import Sampler
+from composer_jax.sampler.runner import RowScores
 from composer_jax.seeds import hash_seed
 from composer_jax.train.learner import TrainState
 
@@ -35,10 +36,18 @@ LEAST_BOUND = 0.05
 """Default bound in nats at least: GPUs and TPUs round the operands of float32 products to fewer digits."""
 
 
+class RowScorer(Protocol):
+    """A policy that scores rows with the weights that it serves."""
+
+    def score(self, tokens: Sequence[int]) -> RowScores:
+        """See Sampler.score."""
+        ...
+
+
 class WeightCheck:
     """Measures the gap of the fixed row, and refuses one beyond the bound."""
 
-    def __init__(self, learner: GroupLearner, sampler: Sampler, tokens: Sequence[int], bound: float) -> None:
+    def __init__(self, learner: GroupLearner, sampler: RowScorer, tokens: Sequence[int], bound: float) -> None:
         self._learner, self._sampler, self._tokens, self._bound = learner, sampler, tokens, bound
 
     async def measure(self, state: TrainState, version: int) -> float:

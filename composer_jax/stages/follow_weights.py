@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from absl import logging
@@ -18,6 +18,7 @@ from composer_jax.errors import UserError
 if TYPE_CHECKING:  # the packages of the server are optional
     from starlette.applications import Starlette
 
+    from composer_jax.sampler.several_processes import UpdateMode
     from composer_jax.serve.service import Service
 
 POLL_S = 2.0
@@ -51,13 +52,23 @@ class WeightFollower:
     A version that cannot be installed leaves the server where it is; /health then has the reason as "refused".
     """
 
-    def __init__(self, service: Service, folder: str, arm: str = "", *, serves_other: bool = False) -> None:
+    def __init__(
+        self,
+        service: Service,
+        folder: str,
+        arm: str = "",
+        *,
+        serves_other: bool = False,
+        mode: UpdateMode = "recompute",
+    ) -> None:
         """
         Args:
           arm: "anchor" or "candidate" of a release; "" follows the newest version.
+          mode: what becomes of running requests (Sampler.update_serving).
           serves_other: the server began with weights from elsewhere, whose version 0 is none of the folder's.
         """
         self._service, self._folder, self._arm, self._serves_other = service, folder, arm, serves_other
+        self._mode: UpdateMode = mode
         self._own = service.sampler.version
         """What the server had at its beginning, or got here last; it serves another one that somebody has pushed."""
         self._bad: tuple[int | None, str] = (None, "")
@@ -84,6 +95,26 @@ class WeightFollower:
             return self._note(str(error) or type(error).__name__)
         return self._note("")
 
+    async def reload(self, forget: Callable[[str], None]) -> None:
+        """Installs the version that is to be served, whatever the server has, also one of the same or a higher number.
+
+        A trainer that goes on from a checkpoint publishes the versions after it once more, with other weights.
+
+        Raises UserError if there is none, or it cannot be installed.
+
+        forget: makes service.load_weights read a folder's next version in full (ServedWeights.forget).
+        """
+        service = self._service
+        assert service.load_weights is not None, "a server over several processes follows nothing"
+        async with service.updating:
+            version = await asyncio.to_thread(version_to_serve, self._folder, self._arm)
+            if version is None:
+                raise UserError(f"{self._folder} has no version of the weights; publish one.")
+            forget(self._folder)
+            params, router_bias = await service.load_weights(f"{PATCHES_PREFIX}{self._folder}", version)
+            await service.sampler.update_serving(params, router_bias, version, copy=False)
+            self._serves_other, self._own, self._bad = False, version, (None, "")
+
     async def _install(self, version: int) -> None:
         service = self._service
         assert service.load_weights is not None, "a server over several processes follows nothing"
@@ -101,7 +132,7 @@ class WeightFollower:
             is_there = version in await asyncio.to_thread(ChainFiles(self._folder).versions)
             try:
                 params, router_bias = await service.load_weights(f"{PATCHES_PREFIX}{self._folder}", version)
-                await service.sampler.update_serving(params, router_bias, version, copy=False)
+                await service.sampler.update_serving(params, router_bias, version, mode=self._mode, copy=False)
             except UserError as error:
                 if is_there:
                     self._bad = (version, str(error))
@@ -123,14 +154,14 @@ class WeightFollower:
         return not refused
 
 
-def follow_while_serving(app: Starlette, follower: WeightFollower) -> None:
-    """Makes an application run the follower between its start and its end."""
+def run_while_serving(app: Starlette, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Makes an application run a coroutine between its start and its end, such as that of a WeightFollower."""
     serving = app.router.lifespan_context
 
     @contextlib.asynccontextmanager
     async def lifespan(application: Starlette) -> AsyncIterator[Any]:
         async with serving(application) as state:
-            task = asyncio.create_task(follower.run())
+            task = asyncio.create_task(run())
             try:
                 yield state
             finally:

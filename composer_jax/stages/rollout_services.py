@@ -39,6 +39,8 @@ class RolloutServices:
         self.config, self.path, self.model, self.workdir = config, path, model, workdir
         self.worker_options: RolloutWorkersOptions | None = None
         """Who plays the episodes instead of the processes of the run; launch.rl sets it."""
+        self.engine_token = ""
+        """What engines must know (rl.engines); launch.rl sets it."""
         self.only_fitting = config.rl.deterministic
         """Whether no bit of an episode may depend on how long tools take (Sampler); replays of a rollout set it."""
         self._reads_train_tasks = False

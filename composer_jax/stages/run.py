@@ -98,7 +98,7 @@ class Run:
             self._require_divisible(stage, meshes[self.config.stage_mesh(stage)])
         for line in form_lines(self._attention_forms(meshes)) if is_first_process() else ():
             print(line, file=sys.stderr, flush=True)
-        if self.config.sampler.mesh is None and not self.config.rl.rollout_devices:
+        if self.config.sampler.mesh is None and not self.config.rl.rollout_devices and self.config.rl.samples_here:
             _require_rows("sampler.slots", self.config.sampler.slots, meshes[self.config.mesh])
         return meshes
 

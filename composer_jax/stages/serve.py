@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import functools
 import signal
 import socket
 import sys
@@ -25,10 +26,12 @@ from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.dispatch import dispatch_without_drops
 from composer_jax.parallel.platform import use_compilation_cache
 from composer_jax.parallel.processes import is_first_process, process_count
+from composer_jax.rl.engines.engine_port import bind_port
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.engine import Sampler
-from composer_jax.stages.follow_weights import WeightFollower, follow_while_serving, version_to_serve
+from composer_jax.stages.follow_weights import WeightFollower, run_while_serving, version_to_serve
 from composer_jax.stages.model import mesh_of_axes
+from composer_jax.stages.serve_engine import open_engine_port
 
 LONGEST_DEFAULT = 32_768
 """Tokens of a context unless the user says otherwise; fewer where the model has a shorter one."""
@@ -61,6 +64,10 @@ class ServeOptions:
     """A folder of versions whose weights the server takes as they come; empty is that of a patches: address, if any."""
     arm: str = ""
     """Which arm of a release it serves, "anchor" or "candidate"; empty is the newest version."""
+    engine_port: int | None = None
+    """Port at which learners of RL sample (rl/engines); None has no such port."""
+    token_file: str = ""
+    """File with the secret that learners must know."""
     returns_routing: bool = False
     """Requests may ask for the experts that computed their tokens."""
     traffic: str = ""
@@ -86,18 +93,16 @@ def serve(address: str, options: ServeOptions) -> None:
         raise UserError(f"{error.name} is missing; pip install 'composer_jax[serve]'.") from error
     use_compilation_cache()
     require_float_dtype(options.dtype)
-    checkpoint = open_checkpoint(address)
-    text = checkpoint.text.named(options.name or checkpoint.name)
-    try:
-        text.tokenizer  # noqa: B018 - refuses a model without one
-    except UserError:
-        checkpoint.text.tokenizer  # noqa: B018 - tells whoever starts the server where the files are
-        raise
     folder = followed_folder(address, options)
+    leads = process_count() == 1 or is_first_process()
+    engine_port = None
+    if options.engine_port is not None:
+        engine_port = open_engine_port(options.host, options.engine_port, options.token_file, folder, leads=leads)
+    checkpoint = open_checkpoint(address)
+    text = _text_of(checkpoint, options.name)
     if isinstance(checkpoint, PublishedCheckpoint) and not options.follow:
         checkpoint.version = version_to_serve(folder, options.arm)
     config = sampler_config(options, checkpoint.config.max_context)
-    leads = process_count() == 1 or is_first_process()
     listening = _listen(options.host, options.port) if leads else None
     traffic = None
     if listening is not None and options.traffic:
@@ -116,19 +121,31 @@ def serve(address: str, options: ServeOptions) -> None:
     service = Service(sampler, text, ServerLimits(), load if process_count() == 1 else None, traffic)
     app = new_app(service, options.api_keys, options.control_key, LOCAL if local else ())
     if folder and process_count() == 1:
-        follower = WeightFollower(service, folder, options.arm, serves_other=bool(options.follow))
-        follow_while_serving(app, follower)
+        mode = "recompute" if engine_port is None else "keep"  # as a sampler beside its learner
+        follower = WeightFollower(service, folder, options.arm, serves_other=bool(options.follow), mode=mode)
+        run_while_serving(app, follower.run)
+        if engine_port is not None:
+            reload = functools.partial(follower.reload, load.forget)
+            run_while_serving(app, engine_port.served(service, checkpoint.config, follower.look, reload).run)
     server = uvicorn.Server(
         uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=GRACE_SECONDS, server_header=False)
     )
     listening.listen()  # clients wait until the server has started, which takes the other processes, too
     host, port = listening.getsockname()[:2]
-    print(
-        f"{text.name} listens on http://{host}:{port}/ (context of {config.max_model_len} tokens)",
-        file=sys.stderr,
-        flush=True,
-    )
+    learners = "" if engine_port is None else f", for learners on {engine_port.address}"
+    context = f"(context of {config.max_model_len} tokens)"
+    print(f"{text.name} listens on http://{host}:{port}/ {context}{learners}", file=sys.stderr, flush=True)
     server.run([listening])
+
+
+def _text_of(checkpoint: Checkpoint, name: str) -> TextProcessor:
+    text = checkpoint.text.named(name or checkpoint.name)
+    try:
+        text.tokenizer  # noqa: B018 - refuses a model without one
+    except UserError:
+        checkpoint.text.tokenizer  # noqa: B018 - tells whoever starts the server where the files are
+        raise
+    return text
 
 
 def followed_folder(address: str, options: ServeOptions) -> str:
@@ -147,7 +164,9 @@ def _new_sampler(checkpoint: Checkpoint, text: TextProcessor, options: ServeOpti
     network = definition.config if options.dtype else network_on_cpus(definition.config, mesh)
     dispatch = dispatch_without_drops(network.dispatch)
     definition = ModelDef(dataclasses.replace(network, cache_routing=options.returns_routing, dispatch=dispatch))
-    sampler = Sampler(definition, mesh, config, end_tokens=text.end_tokens, decode=text.tokenizer.decode)
+    # Episodes end a message as their harness expects it, and know no end of text.
+    ends = text.end_tokens if options.engine_port is None else text.chat_format.end_tokens
+    sampler = Sampler(definition, mesh, config, end_tokens=ends, decode=text.tokenizer.decode)
     version = (checkpoint.version or 0) if isinstance(checkpoint, PublishedCheckpoint) else 0
     sampler.update(params, router_bias, version=version, copy=False)
     del params, router_bias
@@ -189,15 +208,10 @@ def sampler_config(options: ServeOptions, max_context: int) -> SamplerConfig:
 
 def _listen(host: str, port: int) -> socket.socket:
     """Binds the port before the weights are read."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listening.bind((host, port))
+        return bind_port(host, port)
     except (OSError, OverflowError) as error:
-        listening.close()
         raise UserError(f"cannot listen on {host}:{port} ({error}); use another --port or --host.") from error
-    return listening
 
 
 class ServedWeights:
@@ -210,6 +224,10 @@ class ServedWeights:
         """network: as the first address of weights describes it. dtype, mtp: as of Checkpoint.load."""
         self._sampler, self._network, self._dtype, self._mtp = sampler, network, dtype, mtp
         self._receivers: dict[str, WeightReceiver] = {}
+
+    def forget(self, folder: str) -> None:
+        """Reads the next version of a folder in full, instead of patching what was read of it."""
+        self._receivers.pop(folder, None)
 
     async def __call__(self, address: str, version: int) -> tuple[Any, Any]:
         """Returns the weights at an address; of `patches:FOLDER` those of the version.

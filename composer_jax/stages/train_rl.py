@@ -1,9 +1,10 @@
 """Reinforcement learning against sandboxed repositories, with self-summarization in the loop."""
 
 import contextlib
+import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from absl import logging
@@ -11,7 +12,7 @@ from absl import logging
 from composer_jax.agent.episode_record import build_episode_record
 from composer_jax.checkpoint.checkpoint import describe_versions
 from composer_jax.checkpoint.store import CheckpointStore
-from composer_jax.checkpoint.weight_chain import WeightPublisher
+from composer_jax.checkpoint.weight_chain import ANCHOR_EVERY, WeightPublisher
 from composer_jax.checkpoint.weight_shards import BackgroundPublisher
 from composer_jax.errors import UserError
 from composer_jax.models.model_def import ModelDef
@@ -28,6 +29,8 @@ from composer_jax.parallel.processes import (
 )
 from composer_jax.rl.advantage_report import NodeAdvantages, token_advantages
 from composer_jax.rl.config import RLConfig
+from composer_jax.rl.engines.fleet import FleetPolicy
+from composer_jax.rl.engines.learner_channel import LearnerFollower
 from composer_jax.rl.group_source import GroupSource
 from composer_jax.rl.learning_step import CompletedStep, Cursor
 from composer_jax.rl.ledger import RolloutLedger
@@ -38,6 +41,8 @@ from composer_jax.rl.policy_update import PolicyUpdate
 from composer_jax.rl.replay import ReplayMix
 from composer_jax.rl.weight_check import WeightCheck, check_row, gap_bound
 from composer_jax.sampler.engine import Sampler
+from composer_jax.sampler.weight_checksums import WeightChecksums
+from composer_jax.stages.fleet import PUBLISHED, check_engines, open_fleet, published_checksums, required_engine
 from composer_jax.stages.memory_check import memory_check
 from composer_jax.stages.periodic_evaluation import PeriodicEvaluation
 from composer_jax.stages.rollout_workers import play_share
@@ -60,15 +65,24 @@ def train_rl(run: Run) -> None:
         return
     config = run.config.rl
     broadcast_from_process0(lambda: len(run.services.tasks.train))  # refuses tasks before weights are loaded
-    with memory_check(run, "rl"), run.stage("rl") as result, run.model.store("rl") as store:
+    memory = memory_check(run, "rl", samples=config.samples_here)
+    with memory, run.stage("rl") as result, run.model.store("rl") as store:
         _refuse_traffic(run, store)
+        if not config.samples_here:
+            required = required_engine(run)  # in every process, because process 0 tells the others of its tokenizer
+            broadcast_from_process0(lambda: check_engines(run, required))
         update, state, cursor = open_update(run, store)
-        sampler = run.services.sampler_with(state.params, state.router_bias, version=cursor.weight_version)
-        update.learner_checksums = sampler.learner_checksums
+        sampler, checksums = None, ()
+        if config.samples_here:
+            sampler = run.services.sampler_with(state.params, state.router_bias, version=cursor.weight_version)
+            update.learner_checksums = sampler.learner_checksums
+        else:
+            update.learner_checksums = published_checksums(ModelDef(run.config.stage_model("rl")))
+            checksums = update.learner_checksums(state.params)
         if not is_first_process():
             _follow(run, update, state, cursor, sampler, store)
             return
-        _take_steps(run, update, state, cursor, sampler, store)
+        _take_steps(run, update, state, cursor, sampler or checksums, store)
         rows = read_metrics(run.path / "metrics" / "rl.jsonl")
         gaps = [row["weight_gap"] for row in rows if row.get("weight_gap") is not None]
         result |= {
@@ -134,9 +148,17 @@ def _replay_mix(run: Run) -> ReplayMix | None:
 
 
 def _take_steps(
-    run: Run, update: PolicyUpdate, state: TrainState, cursor: Cursor, sampler: Sampler, store: CheckpointStore
+    run: Run,
+    update: PolicyUpdate,
+    state: TrainState,
+    cursor: Cursor,
+    sampler: Sampler | WeightChecksums,
+    store: CheckpointStore,
 ) -> None:
-    """Takes all steps that the latest checkpoint does not have; an interrupt saves before it leaves."""
+    """Takes all steps that the latest checkpoint does not have; an interrupt saves before it leaves.
+
+    sampler: where engines sample elsewhere, the checksums by which they are known to have the weights of `state`.
+    """
     config = run.config.rl
     run.services.check_task_manifest(cursor.task_step)
     per_step, ended = _episodes_per_step(run), itertools.count(1)
@@ -160,47 +182,67 @@ def _take_steps(
     episodes = run.services.episode_context(return_routing=replays)
     with episodes as (context, loop), metrics, ledger, periodic, publishing as publisher:
         workers = run.services.rollout_workers(context)
-        learner = update if process_count() == 1 else LeadingUpdate(update, sampler)
+        policy = _open_fleet(run, sampler, cursor, publisher) if isinstance(sampler, tuple) else sampler
+        learner = update if process_count() == 1 else LeadingUpdate(update, policy)
 
         async def evaluate(step: int, version: int) -> None:
             show = lambda ended, total: progress.update(0, evaluated=f"{ended}/{total}")  # noqa: E731
             at_once, play = run.config.evaluate_at_once, workers.play_ahead
-            await periodic.play(step, version, sampler, context, play, at_once=at_once, on_done=show)
+            await periodic.play(step, version, policy, context, play, at_once=at_once, on_done=show)
 
         source = GroupSource(config, run.config.agent, run.config.seed, run.services.tasks)
         watchers = Watchers(
             on_step,
             on_episode=lambda _: progress.update(0, ended=next(ended)),
             evaluate=evaluate,
-            weight_check=_weight_check(run, learner, sampler),
+            weight_check=_weight_check(run, learner, policy),
         )
         learning = Learning(learner, state, cursor, run.model.utilisation("rl"))
-        playing = Playing(sampler, context, workers.play)
+        playing = Playing(policy, context, workers.play, policy.of_version if isinstance(policy, FleetPolicy) else None)
         orchestrator = Orchestrator(config, source, learning, playing, ledger, watchers)
         metrics.truncate_after(len(ledger.batches))
         periodic.truncate_after(len(ledger.batches))
-        recorder = _Recorder(run, source, store, metrics, ledger, sampler, publisher, cursor)
-        try:
-            with progress, trace:
-                trace.begin(cursor.task_step + 1)
-                loop.run(workers.serve(orchestrator.run()))
-        except BaseException as error:
-            # After an interrupt the other processes have left the serving and wait for this; an error ends them.
-            can_save = process_count() == 1 or isinstance(error, KeyboardInterrupt)
-            # An error inside a step leaves nothing to save: the step has consumed the state that it started from.
-            must_save = lambda: orchestrator.is_consistent and recorder.is_unsaved(orchestrator.cursor)  # noqa: E731
-            if can_save and broadcast_from_process0(must_save):
-                recorder.save(orchestrator.state, orchestrator.cursor)
-            raise
+        recorder = _Recorder(run, source, store, metrics, ledger, policy, publisher, cursor)
+        with _saving_at_an_interrupt(orchestrator, recorder), progress, trace:
+            trace.begin(cursor.task_step + 1)
+            loop.run(workers.serve(orchestrator.run()))
         broadcast_from_process0(lambda: False)
 
 
-def _weight_check(run: Run, learner: PolicyUpdate | LeadingUpdate, sampler: Sampler) -> WeightCheck | None:
-    config = run.config
+@contextlib.contextmanager
+def _saving_at_an_interrupt(orchestrator: Orchestrator, recorder: "_Recorder") -> Iterator[None]:
+    """Saves what the latest checkpoint does not have when the block ends with an error."""
+    try:
+        yield
+    except BaseException as error:
+        # After an interrupt the other processes have left the serving and wait for this; an error ends them.
+        can_save = process_count() == 1 or isinstance(error, KeyboardInterrupt)
+        # An error inside a step leaves nothing to save: the step has consumed the state that it started from.
+        must_save = lambda: orchestrator.is_consistent and recorder.is_unsaved(orchestrator.cursor)  # noqa: E731
+        if can_save and broadcast_from_process0(must_save):
+            recorder.save(orchestrator.state, orchestrator.cursor)
+        raise
+
+
+def _open_fleet(
+    run: Run, checksums: WeightChecksums, cursor: Cursor, publisher: BackgroundPublisher | None
+) -> FleetPolicy:
+    assert publisher is not None, "rl.engines needs rl.publish"
+    plays_here = run.services.worker_options is None and process_count() == 1
+    episodes = run.config.agent.concurrency if plays_here else None
+    return open_fleet(run, publisher, cursor.weight_version, checksums, episodes)
+
+
+def _weight_check(run: Run, learner: PolicyUpdate | LeadingUpdate, policy: Sampler | FleetPolicy) -> WeightCheck | None:
+    config, sampler = run.config, run.config.sampler
     if not config.rl.weight_check_every:
         return None
-    tokens = check_row(config.seed, config.model, config.sampler, config.rl.batches[0][0])
-    return WeightCheck(learner, sampler, tokens, gap_bound(config.rl, config.model, config.sampler))
+    longest = config.rl.batches[0][0]
+    if isinstance(policy, FleetPolicy):
+        sampler = dataclasses.replace(sampler, param_dtype=PUBLISHED)
+        longest = min(longest, sampler.max_model_len - 1)  # an engine scores a context, after which it samples a token
+    tokens = check_row(config.seed, config.model, sampler, longest)
+    return WeightCheck(learner, policy, tokens, gap_bound(config.rl, config.model, sampler))
 
 
 def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -217,22 +259,25 @@ def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _follow(
-    run: Run, update: PolicyUpdate, state: TrainState, cursor: Cursor, sampler: Sampler, store: CheckpointStore
+    run: Run, update: PolicyUpdate, state: TrainState, cursor: Cursor, sampler: Sampler | None, store: CheckpointStore
 ) -> None:
     """What every process but the first does: it computes with process 0, plays its share and writes its shards."""
     position = cursor.to_json()
 
     def on_call(state: TrainState, header: Mapping[str, Any]) -> None:
         nonlocal position
-        position = header["cursor"]
-        if header["publish"] and publisher is not None:
-            publisher.publish(state.params, state.router_bias, position["weight_version"])
-        if header["save"]:
-            save_state(store, state, position["task_step"], cursor=position)
+        if header["publish"] is not None and publisher is not None:
+            publisher.publish(state.params, state.router_bias, header["publish"])
+        if "cursor" in header:
+            position = header["cursor"]
+            if header["save"]:
+                save_state(store, state, position["task_step"], cursor=position)
 
     publishing = _publishing(run, state, cursor)
     with ignore_signals(), play_share(run.config.agent.concurrency), publishing as publisher:
-        state = follow_update(update, sampler, state, on_call)  # process 0 gets signals, too, and completes its step
+        state = follow_update(
+            update, sampler or LearnerFollower(), state, on_call
+        )  # process 0 gets signals, too, and completes its step
     if broadcast_from_process0(lambda: False):
         save_state(store, state, position["task_step"], cursor=position)
 
@@ -254,6 +299,7 @@ def _publishing(
             run.config.rl.publish,
             process=process_index(),
             processes=process_count(),
+            anchor_every=max(ANCHOR_EVERY, run.config.rl.max_staleness + 1),  # the versions since an anchor stay
             barrier=lambda: wait_at_barrier(f"publish/{next(barriers)}"),
         )
     )
@@ -272,12 +318,12 @@ class _Recorder:
         store: CheckpointStore,
         metrics: MetricsWriter,
         ledger: RolloutLedger,
-        sampler: Sampler,
+        policy: Sampler | FleetPolicy,
         publisher: BackgroundPublisher | None,
         cursor: Cursor,
     ):
-        """cursor: the position that the run goes on from, whose weights are published."""
-        self._run, self._source, self._sampler = run, source, sampler
+        """cursor: the position that the run goes on from, whose weights are published. A fleet publishes by itself."""
+        self._run, self._source, self._policy = run, source, policy
         self._store, self._metrics, self._ledger = store, metrics, ledger
         # The steps between the latest checkpoint and the last row of metrics are taken again, with the same result.
         rows = read_metrics(metrics.path)
@@ -286,7 +332,7 @@ class _Recorder:
         self._records_path = run.path / "episodes" / "rl.jsonl"
         old = read_episodes(self._records_path)
         self._records = [r for r in old if r.step is not None and r.step <= self._saved_step]
-        self._publisher = publisher
+        self._publisher = None if isinstance(policy, FleetPolicy) else publisher
         self._skipped = SkippedSteps()
 
     def complete(self, completed: CompletedStep) -> None:
@@ -296,18 +342,21 @@ class _Recorder:
         """
         config, state, cursor, step = self._run.config.rl, completed.state, completed.cursor, completed.step
         if step > self._last_row:
-            self._metrics.write(step, **completed.row)
+            self._metrics.write(step, **completed.row, **self._fleet_columns())
         if step % config.record_every == 0 or step == 1:
             self._records += first_episodes_of_each_family(self._run, self._source, completed.groups, step)
-        publishes = completed.is_updated and self._publisher is not None
+        publishes = cursor.weight_version if completed.is_updated and self._publisher is not None else None
         saves = step % config.save_every == 0 or step == config.steps
-        self._sampler.call_followers({"cursor": cursor.to_json(), "publish": publishes, "save": saves})
-        if publishes and self._publisher is not None:
-            self._publisher.publish(state.params, state.router_bias, cursor.weight_version)
+        self._policy.call_followers({"cursor": cursor.to_json(), "publish": publishes, "save": saves})
+        if publishes is not None and self._publisher is not None:
+            self._publisher.publish(state.params, state.router_bias, publishes)
         if saves:
             self.save(state, cursor)
         self._skipped.add(step, completed.row.get("skipped") or 0)
         self._skipped.require_progress()
+
+    def _fleet_columns(self) -> dict[str, int]:
+        return self._policy.metrics() if isinstance(self._policy, FleetPolicy) else {}
 
     def is_unsaved(self, cursor: Cursor) -> bool:
         """Whether the latest checkpoint is older than this position."""

@@ -1,5 +1,7 @@
 """Routes in a transcript: every row has those of its own tokens, whatever was sampled, branched and stored between."""
 
+import copy
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -129,7 +131,7 @@ def test_routes_may_begin_before_the_first_gap_and_not_after_it():
     assert transcript.routes_known == 4, "the last sampled token and the observation have none yet"
     tokens = [*transcript.tokens, 1, 12]
     for start, n in ((5, 3), (4, 3), (4, 5)):
-        broken = Transcript.from_json(transcript.to_json())
+        broken = copy.deepcopy(transcript)
         routes = engine_routes(tokens)[start : start + n]
         with pytest.raises(TranscriptError, match="token"):
             broken.append("assistant", [1], [12], [0.0], [0], routes=routes, routes_start=start)

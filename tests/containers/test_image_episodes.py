@@ -128,7 +128,7 @@ def test_an_image_in_which_nothing_starts_is_a_failure_of_the_infrastructure(eng
         None,
         "no container could be started",
     )
-    assert json.dumps(episode.to_json())
+    assert json.dumps(episode.to_frame()[0])
 
 
 def test_pools_that_are_closed_while_places_are_made_leave_nothing(engine, task):

@@ -22,7 +22,7 @@ def options_of(*arguments):
     define = flags._with(flags._define_run, rl.define_options)
     values, _ = flags.parse_flags(["launch/rl.py", *SMOKE, *arguments], define)
     with contextlib.ExitStack() as stack:
-        return rl.worker_options(values, stack)
+        return rl.worker_options(values.config, values, stack)
 
 
 def test_the_flags_of_workers(tmp_path):

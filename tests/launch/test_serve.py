@@ -128,6 +128,19 @@ def test_bad_input_is_a_sentence_before_weights_are_read(folder, tmp_path, capsy
     assert "give --traffic, too" in said
 
 
+def test_an_engine_port_needs_a_token_and_a_folder_to_follow(folder, tmp_path, capsys):
+    here = f"--checkpoint=hf:{folder}"
+    assert "--token_file is the secret of --engine_port" in refusal(capsys, here, "--token_file=t")
+    assert "--engine_port needs --token_file" in refusal(capsys, here, "--engine_port=0", f"--follow={tmp_path}")
+    (token := tmp_path / "token").write_text("a token of the tests")
+    said = refusal(capsys, here, "--engine_port=0", f"--token_file={token}")
+    assert "--engine_port=0 serves a learner" in said and "--follow=FOLDER" in said
+    follow = [here, f"--token_file={token}", f"--follow={tmp_path}"]
+    assert "cannot listen on 127.0.0.1:99999" in refusal(capsys, *follow, "--engine_port=99999")
+    token.write_text("short")
+    assert "a token of 5 characters" in refusal(capsys, *follow, "--engine_port=0")
+
+
 @pytest.mark.parametrize(
     ("file", "content"),
     [

@@ -21,7 +21,7 @@ from composer_jax.sampler.engine import Sampler
 from composer_jax.serve.app import new_app
 from composer_jax.serve.service import ServerLimits, Service
 from composer_jax.stages import follow_weights
-from composer_jax.stages.follow_weights import WeightFollower, follow_while_serving, version_to_serve
+from composer_jax.stages.follow_weights import WeightFollower, run_while_serving, version_to_serve
 from composer_jax.stages.serve import ServedWeights, ServeOptions, followed_folder
 from tests.stages.base_model import NETWORK, write_base
 
@@ -101,6 +101,25 @@ def test_version_0_of_a_folder_replaces_weights_from_elsewhere(tmp_path, service
     assert sampler.checksums != before
 
 
+def test_a_chain_that_was_begun_again_is_loaded_anew(folder, service):
+    """A trainer goes on from a checkpoint: the versions after it are published once more, with other weights."""
+    WeightPublisher(folder).publish(local_shards(weights(2)), 2)
+    assert look(service, folder) == (2, "")
+    before = service.sampler.checksums
+    WeightPublisher(folder).publish(local_shards(weights(3)), 1)
+
+    async def reload():
+        async with service.sampler.serving():
+            await WeightFollower(service, folder).reload(service.load_weights.forget)
+
+    asyncio.run(reload())
+    assert service.sampler.version == 1 and service.sampler.checksums != before
+    WeightPublisher(folder).publish(local_shards(weights(4)), 1)
+    before = service.sampler.checksums
+    asyncio.run(reload())
+    assert service.sampler.version == 1 and service.sampler.checksums != before, "other weights of the same version"
+
+
 def test_an_arm_serves_what_its_release_says(folder, service):
     with pytest.raises(UserError, match="has no arms.json with a version for the arm 'anchor'"):
         version_to_serve(folder, "anchor")
@@ -176,7 +195,7 @@ def test_the_newest_version_is_found_without_reading_manifests(folder):
 def test_the_application_follows_while_it_serves(folder, service, monkeypatch):
     monkeypatch.setattr(follow_weights, "POLL_S", 0.01)
     app = new_app(service)
-    follow_while_serving(app, WeightFollower(service, folder))
+    run_while_serving(app, WeightFollower(service, folder).run)
     WeightPublisher(folder).publish(local_shards(weights(4)), 4)
     with TestClient(app) as client:
         while (health := client.get("/health").json())["weight_version"] != 4:

@@ -1,8 +1,8 @@
-"""The handshake of a trainer and a worker: each proves with HMAC-SHA256 that it knows the token, which is never sent.
+"""The handshake of two ends: each proves with HMAC-SHA256 that it knows the token, which is never sent.
 
-The trainer sends a challenge; the worker answers with its proof, a challenge of its own and what it is; the trainer
-sends its proof and then what episodes need. What follows is neither encrypted nor signed: the network between them must
-be trusted.
+The end that listens sends a challenge. The end that connects answers with its proof, a challenge of its own and what it
+is. The first one sends its proof and then its welcome, such as what episodes need. What follows is neither encrypted
+nor signed: the network between them must be trusted.
 """
 
 import asyncio
@@ -10,32 +10,53 @@ import hashlib
 import hmac
 import os
 import secrets
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from composer_jax.errors import UserError
 from composer_jax.frames import encode_frame, read_frame
 
-PROTOCOL = 3
-"""Version of the messages; a worker refuses a trainer of another version."""
+PROTOCOL = 4
+"""Version of the messages; the end that connects refuses another version."""
 HANDSHAKE_S = 10.0
 """Seconds in which a new connection completes the handshake, or is closed."""
 SETUP_S = 60.0
-"""Seconds in which what episodes need arrives, the tokenizer above all."""
+"""Seconds in which the welcome arrives, which has the tokenizer where a worker gets it."""
 MAX_HANDSHAKE_BYTES = 4096
 """Largest frame before the other end has proved that it knows the token."""
 MIN_TOKEN = 16
 """Fewest characters of a token."""
 
 
+@dataclass(frozen=True)
+class HandshakeRoles:
+    """What the two ends are. The names are parts of the proofs, so a proof of one role is none of another."""
+
+    listening: str
+    connecting: str
+
+
+WORKERS = HandshakeRoles("trainer", "worker")
+"""Of a rollout worker's connection."""
+ENGINES = HandshakeRoles("engine", "learner")
+"""Of a learner's connection to an engine."""
+
+
 class HandshakeError(Exception):
     """The other end does not know the token, or speaks another protocol."""
 
 
-async def accept_worker(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str, welcome: dict[str, Any]
+async def accept(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    token: str,
+    roles: HandshakeRoles,
+    welcome: dict[str, Any],
 ) -> dict[str, Any]:
-    """The trainer's part: returns how the worker describes itself; `welcome` goes to a worker that knows the token.
+    """The part of the end that listens: returns how the other end describes itself.
+
+    welcome: goes to an end that knows the token.
 
     Raises:
       HandshakeError: the other end does not know the token.
@@ -46,19 +67,25 @@ async def accept_worker(
         writer.write(encode_frame({"protocol": PROTOCOL, "challenge": ours}))
         header, _ = await read_frame(reader, MAX_HANDSHAKE_BYTES)
         theirs = str(header.get("challenge", ""))
-        if not hmac.compare_digest(str(header.get("proof", "")), _proof(token, "worker", ours, theirs)):
+        if not hmac.compare_digest(str(header.get("proof", "")), _proof(token, roles.connecting, ours, theirs)):
             writer.write(encode_frame({"refused": "the token is another"}))
             await writer.drain()
             raise HandshakeError("it does not know the token")
-        writer.write(encode_frame({"proof": _proof(token, "trainer", ours, theirs)}))
+        writer.write(encode_frame({"proof": _proof(token, roles.listening, ours, theirs)}))
         writer.write(encode_frame(welcome))
-        return header["worker"]
+        return header[roles.connecting]
 
 
-async def join_trainer(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str, description: dict[str, Any]
+async def join(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    token: str,
+    roles: HandshakeRoles,
+    description: dict[str, Any],
 ) -> dict[str, Any]:
-    """The worker's part: returns the trainer's `welcome`; `description` goes to a trainer that knows the token.
+    """The part of the end that connects: returns the `welcome` of the end that listens.
+
+    description: goes to an end that knows the token.
 
     Raises:
       HandshakeError: the other end refuses the token, does not know it, or has another version.
@@ -71,21 +98,21 @@ async def join_trainer(
                 f"its protocol has version {header.get('protocol')} and this one {PROTOCOL}; install the same version"
             )
         theirs, ours = str(header.get("challenge", "")), secrets.token_hex(32)
-        proof = _proof(token, "worker", theirs, ours)
-        writer.write(encode_frame({"challenge": ours, "proof": proof, "worker": description}))
+        proof = _proof(token, roles.connecting, theirs, ours)
+        writer.write(encode_frame({"challenge": ours, "proof": proof, roles.connecting: description}))
         header, _ = await read_frame(reader, MAX_HANDSHAKE_BYTES)
         if "refused" in header:
-            raise HandshakeError(f"it refuses this worker: {header['refused']}")
-        if not hmac.compare_digest(str(header.get("proof", "")), _proof(token, "trainer", theirs, ours)):
+            raise HandshakeError(f"it refuses this {roles.connecting}: {header['refused']}")
+        if not hmac.compare_digest(str(header.get("proof", "")), _proof(token, roles.listening, theirs, ours)):
             raise HandshakeError("it does not know the token")
     async with asyncio.timeout(SETUP_S):
         welcome, _ = await read_frame(reader)
     return welcome
 
 
-def _proof(token: str, role: str, trainer_challenge: str, worker_challenge: str) -> str:
+def _proof(token: str, role: str, listening_challenge: str, connecting_challenge: str) -> str:
     """The role keeps one end from sending the other's proof back."""
-    message = f"composer_jax {role} {trainer_challenge} {worker_challenge}".encode()
+    message = f"composer_jax {role} {listening_challenge} {connecting_challenge}".encode()
     return hmac.new(token.encode(), message, hashlib.sha256).hexdigest()
 
 

@@ -24,7 +24,7 @@ from composer_jax.errors import UserError
 from composer_jax.frames import Frame, FrameError
 from composer_jax.rl.rollout import lost_episode, play_episode
 from composer_jax.rl.workers.channel import SILENCE_S, Channel, ChannelClosed, RemoteError
-from composer_jax.rl.workers.handshake import HandshakeError, accept_worker
+from composer_jax.rl.workers.handshake import WORKERS, HandshakeError, accept
 from composer_jax.rl.workers.messages import sample_to_frame, spec_to_json
 from composer_jax.rl.workers.served_episode import ServedEpisode
 from composer_jax.rl.workers.worker_setup import WorkerSetup
@@ -228,7 +228,7 @@ class WorkerPool:
         try:
             peer = writer.get_extra_info("peername")
             try:
-                description = await accept_worker(reader, writer, self._token, self._welcome)
+                description = await accept(reader, writer, self._token, WORKERS, self._welcome)
                 name, episodes = f"{description['name']}", int(description["episodes"])
             except (HandshakeError, FrameError, TimeoutError, OSError, asyncio.IncompleteReadError) as error:
                 logging.warning("A connection from %s is refused: %s", peer, error or type(error).__name__)

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -33,10 +33,14 @@ class ServedEpisode:
         self._sessions: dict[int, _ServedSession] = {}
         self._requests: set[asyncio.Task] = set()
 
-    async def open(self, seed: int) -> tuple[int, int]:
-        """Opens a session and returns its number and its max_model_len."""
+    async def open(self, seed: int, **options: bool) -> tuple[int, int]:
+        """Opens a session and returns its number and its max_model_len.
+
+        options: of `open` of the policy, such as `ahead` of a TrainablePolicy.
+        """
         with self._request():
-            session, number = await self._policy.open(seed), next(self._numbers)
+            open_session: Callable[..., Awaitable[Session]] = self._policy.open
+            session, number = await open_session(seed, **options), next(self._numbers)
             self._sessions[number] = _ServedSession(session)
             return number, session.max_model_len
 

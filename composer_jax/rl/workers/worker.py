@@ -18,7 +18,7 @@ from composer_jax.errors import UserError
 from composer_jax.frames import Frame, FrameError
 from composer_jax.rl.rollout import play_episode
 from composer_jax.rl.workers.channel import Channel
-from composer_jax.rl.workers.handshake import HandshakeError, join_trainer
+from composer_jax.rl.workers.handshake import WORKERS, HandshakeError, join
 from composer_jax.rl.workers.messages import spec_from_json
 from composer_jax.rl.workers.remote_policy import RemotePolicy
 from composer_jax.rl.workers.worker_setup import WorkerSetup
@@ -89,7 +89,7 @@ async def _join(options: WorkerOptions) -> tuple[asyncio.StreamReader, asyncio.S
         writer = None
         try:
             reader, writer = await asyncio.open_connection(options.host, options.port)
-            return reader, writer, await join_trainer(reader, writer, options.token, description)
+            return reader, writer, await join(reader, writer, options.token, WORKERS, description)
         except HandshakeError as error:
             raise UserError(f"{address} is not a trainer for this worker: {error}.") from error
         except (OSError, FrameError, TimeoutError, asyncio.IncompleteReadError) as error:

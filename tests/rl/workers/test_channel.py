@@ -12,7 +12,7 @@ from composer_jax.errors import UserError
 from composer_jax.frames import FrameError, encode_frame, read_frame
 from composer_jax.rl.workers import handshake
 from composer_jax.rl.workers.channel import Channel, ChannelClosed, RemoteError
-from composer_jax.rl.workers.handshake import HandshakeError, accept_worker, join_trainer, make_token, read_token
+from composer_jax.rl.workers.handshake import ENGINES, WORKERS, HandshakeError, accept, join, make_token, read_token
 
 TOKEN = "a token of the tests"
 
@@ -134,9 +134,9 @@ async def test_what_is_no_message_ends_the_channel(sent):
 def shake(trainer_token, worker_token):
     async def main():
         async with connection() as (near, far):
-            accept = accept_worker(*far, trainer_token, {"setup": 1})
+            accepting = accept(*far, trainer_token, WORKERS, {"setup": 1})
             return await asyncio.gather(
-                accept, join_trainer(*near, worker_token, {"name": "w"}), return_exceptions=True
+                accepting, join(*near, worker_token, WORKERS, {"name": "w"}), return_exceptions=True
             )
 
     return asyncio.run(main())
@@ -153,11 +153,11 @@ def test_both_ends_know_the_token_or_the_worker_is_refused():
 def test_a_stranger_gets_nothing_of_the_run(answer):
     async def main():
         async with connection() as ((reader, writer), far):
-            accept = asyncio.create_task(accept_worker(*far, TOKEN, {"secret": 1}))
+            accepting = asyncio.create_task(accept(*far, TOKEN, WORKERS, {"secret": 1}))
             await read_frame(reader)
             writer.write(encode_frame(answer))
             with pytest.raises(HandshakeError):
-                await accept
+                await accepting
             far[1].close()
             return await reader.read()
 
@@ -167,33 +167,40 @@ def test_a_stranger_gets_nothing_of_the_run(answer):
 async def test_a_stranger_that_sends_the_proof_back_is_refused():
     """The trainer's proof is made from the same challenges as the worker's, but not for the same role."""
     async with connection() as (near, far):
-        join = asyncio.create_task(join_trainer(*near, TOKEN, {}))
+        joining = asyncio.create_task(join(*near, TOKEN, WORKERS, {}))
         far[1].write(encode_frame({"protocol": handshake.PROTOCOL, "challenge": "c"}))
         header, _ = await read_frame(far[0])
         far[1].write(encode_frame({"proof": header["proof"]}))
         with pytest.raises(HandshakeError):
-            await join
+            await joining
+
+
+async def test_a_worker_is_no_learner_though_it_knows_the_token():
+    async with connection() as (near, far):
+        accepting = accept(*far, TOKEN, ENGINES, {})
+        engine, worker = await asyncio.gather(accepting, join(*near, TOKEN, WORKERS, {}), return_exceptions=True)
+    assert isinstance(engine, HandshakeError) and "refuses this worker" in str(worker)
 
 
 async def test_a_large_frame_of_a_stranger_is_not_read():
     async with connection() as ((reader, writer), far):
         writer.write(encode_frame({"challenge": "c" * 5000}))
         with pytest.raises(FrameError):
-            await accept_worker(*far, TOKEN, {})
+            await accept(*far, TOKEN, WORKERS, {})
 
 
 async def test_a_stranger_that_says_nothing_is_left(monkeypatch):
     monkeypatch.setattr(handshake, "HANDSHAKE_S", 0.1)
     async with connection() as (_, far):
         with pytest.raises(TimeoutError):
-            await accept_worker(*far, TOKEN, {})
+            await accept(*far, TOKEN, WORKERS, {})
 
 
 async def test_a_trainer_of_another_version():
     async with connection() as (near, far):
         far[1].write(encode_frame({"protocol": 0, "challenge": "c"}))
         with pytest.raises(HandshakeError, match="version 0"):
-            await join_trainer(*near, TOKEN, {})
+            await join(*near, TOKEN, WORKERS, {})
 
 
 def test_the_file_of_a_token(tmp_path):

@@ -1,0 +1,207 @@
+"""RL whose engines are processes of their own: the tokens of a run that samples by itself, also when one is killed."""
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx2 as httpx
+import numpy as np
+import pytest
+
+from composer_jax.checkpoint.weight_chain import WeightReceiver
+from composer_jax.errors import UserError
+from composer_jax.event_loop import EventLoop
+from composer_jax.observe.metrics import read_metrics
+from composer_jax.rl.engines.description import EngineDescription
+from composer_jax.rl.ledger import RolloutLedger
+from composer_jax.rl.workers.handshake import make_token
+from composer_jax.stages.fleet import check_engines, required_engine
+from composer_jax.stages.run import Run
+from composer_jax.stages.train_rl import train_rl
+from tests.parallel.test_processes import free_port
+from tests.rl.engines.seeded_engine import TOKEN, Engine
+from tests.stages.command_line import finish, start
+from tests.stages.fleet_config import STEPS, get_config
+
+ROOT = Path(__file__).parents[2]
+SIZES = ("--slots=4", "--max_model_len=512", "--return_routed_experts")
+
+
+@contextlib.contextmanager
+def engine(publish, port, token_file, *options):
+    """An engine in a process of its own, which waits for the first version."""
+    command = [sys.executable, "-m", "launch.serve", f"--checkpoint=patches:{publish}", f"--engine_port={port}"]
+    command += [f"--token_file={token_file}", "--port=0", *SIZES, *options]
+    env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_XDIST")}
+    process = subprocess.Popen(command, cwd=ROOT, env=env, stderr=subprocess.PIPE, text=True)
+    said: list[str] = []
+    reader = threading.Thread(target=lambda: said.extend(process.stderr), daemon=True)
+    reader.start()
+    try:
+        yield process, said
+    finally:
+        process.kill()
+        process.wait()
+        reader.join()
+        sys.stderr.write("".join(said))
+
+
+def run_of(folder, engines=(), token="", **changes):
+    """Runs RL in a folder; with engines, these sample."""
+    config = get_config(f"{folder}.weights")
+    if engines:
+        config.rl.engines = ",".join(f"127.0.0.1:{port}" for port in engines)
+        config.rl.fleet.patience_s = 300.0
+    config.rl.update(changes)
+    with Run(config, folder) as run:
+        run.services.engine_token = token
+        train_rl(run)
+
+
+def sampled(folder):
+    """The rows of all groups, in order."""
+    with RolloutLedger(folder, lambda: None) as ledger:
+        groups = [ledger.load(number) for number in range(len(ledger.admitted))]
+    return [row for group in groups for episode in group.episodes for row in episode.transcript.rows()]
+
+
+def require_equal(folder, expected, *, learned_nats=1e-5):
+    """The run in a folder has sampled and trained what another one has.
+
+    learned_nats: by which log-probabilities differ at most that come from weights which the runs have learned.
+    """
+    rows = [sampled(path) for path in (folder, expected)]
+    assert len(rows[0]) == len(rows[1]) > 0
+    for one, two in zip(*rows, strict=True):
+        for name in ("tokens", "trained", "versions", "routes"):
+            np.testing.assert_array_equal(getattr(one, name), getattr(two, name), name)
+        nats = learned_nats if one.versions.max() else 1e-5
+        np.testing.assert_allclose(one.logprobs, two.logprobs, rtol=0, atol=nats)
+    steps = [[json.loads(line)["tasks"] for line in (path / "batches.jsonl").open()] for path in (folder, expected)]
+    assert steps[0] == steps[1] and len(steps[0]) == STEPS
+
+
+def require_versions(folder):
+    assert {int(version) for row in sampled(folder) for version in row.versions[row.trained]} == {0, 1}
+
+
+def wait_for_work(said):
+    """Waits until the engine that says this samples."""
+    while not (found := re.search(r"listens on (http://\S+)/", "".join(said))):
+        time.sleep(0.05)
+    while not httpx.get(f"{found[1]}/stats").json()["running"]:
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory):
+    """The folder of a run that samples by itself."""
+    folder = tmp_path_factory.mktemp("local") / "run"
+    run_of(folder)
+    return folder
+
+
+@pytest.mark.slow
+def test_two_engines_sample_what_a_run_samples_by_itself(tmp_path, local):
+    token_file, ports = tmp_path / "token", [free_port(), free_port()]
+    token, folder = make_token(token_file), tmp_path / "run"
+    with (
+        engine(f"{folder}.weights", ports[0], token_file) as (first, _),
+        engine(f"{folder}.weights", ports[1], token_file) as (second, _),
+    ):
+        run_of(folder, ports, token)
+        assert first.poll() is second.poll() is None
+    require_equal(folder, local)
+    require_versions(folder)
+    metrics = read_metrics(folder / "metrics" / "rl.jsonl")
+    assert all(row["weight_gap"] < 0.05 for row in metrics)
+    assert metrics[-1]["engines_lost"] == metrics[-1]["messages_resampled"] == 0
+
+
+@pytest.mark.slow
+def test_an_engine_that_is_killed_while_it_samples_changes_no_token(tmp_path, local):
+    """The only engine: the run waits until another one has been started at its address."""
+    token_file, port = tmp_path / "token", free_port()
+    token, folder = make_token(token_file), tmp_path / "run"
+    with contextlib.ExitStack() as stack:
+        killed, said = stack.enter_context(engine(f"{folder}.weights", port, token_file))
+
+        def kill():
+            wait_for_work(said)
+            killed.kill()
+            killed.wait()
+            stack.enter_context(engine(f"{folder}.weights", port, token_file))
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        run_of(folder, [port], token)
+        killer.join()
+    require_equal(folder, local)
+    metrics = read_metrics(folder / "metrics" / "rl.jsonl")
+    assert metrics[-1]["engines_lost"] == 1 and 0 < metrics[-1]["messages_resampled"] <= 4
+
+
+@pytest.mark.slow
+def test_a_learner_of_two_processes_has_one_fleet(tmp_path, local):
+    """Process 0 has the engines; both play, learn and publish their shards."""
+    token_file, port, coordinator = tmp_path / "token", free_port(), free_port()
+    make_token(token_file)
+    folder = tmp_path / "run"
+    command = [f"--config=tests/stages/fleet_config.py:{folder}.weights", f"--config.rl.engines=127.0.0.1:{port}"]
+    command += [f"--token_file={token_file}", f"--coordinator=127.0.0.1:{coordinator}", "--processes=2"]
+    with engine(f"{folder}.weights", port, token_file):
+        learners = [
+            start(folder, *command, f"--process={i}", cache=tmp_path / "cache", entry="launch.rl") for i in range(2)
+        ]
+        ended = [finish(learner, timeout=400) for learner in learners]
+    assert [one.returncode for one in ended] == [0, 0], "\n".join(one.stderr for one in ended)[-6000:]
+    # Gradients of two processes are added in another order, and published weights are rounded to 8 bits.
+    require_equal(folder, local, learned_nats=5e-3)
+    receiver = WeightReceiver(f"{folder}.weights")
+    assert receiver.receive() == STEPS
+
+
+def test_engines_that_cannot_be_used_are_refused_before_weights_are_loaded(tmp_path, caplog):
+    """Engines on the real wire, in a thread; what they serve is never asked for anything."""
+    config = get_config(str(tmp_path / "weights"))
+    with Run(config, tmp_path / "run") as run, EventLoop() as loop:
+        required = required_engine(run)
+        fits = EngineDescription("e", required.network, required.tokenizer, required.end_tokens, 512, 4, 4, True, "f")
+        assert not required.find_refusal(fits)
+        engine = Engine()
+
+        async def look(description, token):
+            engine.description = description
+            async with engine.serving(), engine.listening(token=token):
+                set_engines(run, f"127.0.0.1:{engine.port}")
+                await asyncio.to_thread(check_engines, run, required)
+
+        run.services.engine_token = TOKEN
+        loop.run(look(fits, TOKEN))
+        for change, says in (
+            ({"network": "other"}, "it serves another model"),
+            ({"tokenizer": "other"}, "it has another tokenizer"),
+            ({"returns_routing": False}, "start it with --return_routed_experts, or use rl.router_replay=off"),
+        ):
+            with pytest.raises(UserError, match=says):
+                loop.run(look(dataclasses.replace(fits, **change), TOKEN))
+        with pytest.raises(UserError, match="the token is another"):
+            loop.run(look(fits, "another token of the tests"))
+        set_engines(run, f"127.0.0.1:{free_port()}")
+        check_engines(run, required)
+        assert "No engine answers at 127.0.0.1" in caplog.text
+        run.services.engine_token = ""
+        with pytest.raises(UserError, match="run launch.rl with --token_file"):
+            check_engines(run, required)
+
+
+def set_engines(run, address):
+    run.config = dataclasses.replace(run.config, rl=dataclasses.replace(run.config.rl, engines=address))
