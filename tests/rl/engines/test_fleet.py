@@ -228,7 +228,7 @@ def answers(**changes):
         (lambda s: dataclasses.replace(s, tokens=[900] * len(s.tokens)), "the token id 900"),
         (answers(tokens=[], logprobs=[], versions=[]), "0 tokens"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 async def test_an_answer_that_cannot_be_is_refused_and_the_message_sampled_elsewhere(spoil, says, caplog):
     expected = await local([3])
@@ -241,7 +241,11 @@ async def test_an_answer_that_cannot_be_is_refused_and_the_message_sampled_elsew
         assert fleet.metrics()["engines_newest"] == 1, "the engine is not used again"
 
 
-@pytest.mark.parametrize("routing", [None, np.zeros((3, 2, 2), np.int16), np.full((70, 2, 2), 8, np.int16)], ids=str)
+@pytest.mark.parametrize(
+    "routing",
+    [None, np.zeros((3, 2, 2), np.int16), np.full((70, 2, 2), 8, np.int16)],
+    ids=["none", "too short", "no expert"],
+)
 async def test_routes_of_another_shape_or_of_no_expert_are_refused(routing):
     required = dataclasses.replace(REQUIRED, route_shape=(2, 2), n_experts=8)
     engine = Engine()
