@@ -32,6 +32,7 @@ from composer_jax.rl.config import AlgorithmConfig as AlgorithmConfig
 from composer_jax.rl.config import NormaliserConfig as NormaliserConfig
 from composer_jax.rl.config import RLConfig as RLConfig
 from composer_jax.rl.curriculum import CurriculumConfig as CurriculumConfig
+from composer_jax.rl.engines.config import FleetConfig as FleetConfig
 from composer_jax.rl.feedback import FeedbackConfig as FeedbackConfig
 from composer_jax.rl.reference import ReferenceKLConfig as ReferenceKLConfig
 from composer_jax.rl.replay import ReplayConfig as ReplayConfig

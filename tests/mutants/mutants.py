@@ -179,8 +179,8 @@ MUTANTS = (
     Mutant(
         "transcript.unknown_route",
         "composer_jax/agent/transcript.py",
-        "*known[0][1].shape[1:]), -1, np.int16)",
-        "*known[0][1].shape[1:]), 0, np.int16)",
+        "np.full((len(self.tokens), *self.route_shape), -1, np.int16)",
+        "np.full((len(self.tokens), *self.route_shape), 0, np.int16)",
         "Tokens without routes replay expert 0 instead of being marked as unknown.",
     ),
     Mutant(
@@ -191,10 +191,10 @@ MUTANTS = (
         "The expert 256 is stored in eight bits and becomes expert 0.",
     ),
     Mutant(
-        "transcript.json_untrained",
+        "transcript.frame_untrained",
         "composer_jax/agent/transcript.py",
-        'item["kind"], harness, sampled, item["logprobs"], item["versions"], trained=item["trained"]',
-        'item["kind"], harness, sampled, item["logprobs"], item["versions"]',
+        "logprobs[sampled], versions[sampled], trained=trained",
+        "logprobs[sampled], versions[sampled]",
         "A message that is not to be trained is trained once its transcript has been stored and read again.",
     ),
     Mutant(
@@ -445,7 +445,7 @@ MUTANTS = (
     Mutant(
         "checkpoint.half_patch",
         "composer_jax/checkpoint/weight_chain.py",
-        "                for part, changes in reversed(undo):\n                    _change(part, changes)\n",
+        "                for array, data in reversed(undo):\n                    apply_changes(array, decode_changes(data, array.dtype, array.size))\n",
         "",
         "A damaged patch leaves arrays of two versions.",
     ),
