@@ -272,7 +272,7 @@ class WeightReceiver:
         """Brings `parts` to a version, the newest by default; returns it.
 
         Raises:
-          UserError: there is no such version, it is that of another network, or it cannot be built from what is in the
+          UserError: the version is missing, is that of another network, or cannot be built from what is in the
             folder. `parts` keep the version that they had, unless files change or vanish between two reads.
         """
         manifests = self._files.manifests()

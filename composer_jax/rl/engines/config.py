@@ -27,7 +27,7 @@ class FleetConfig:
 def engine_addresses(engines: str | tuple[str, ...]) -> tuple[str, ...]:
     """Returns the addresses HOST:PORT that rl.engines lists; none for "local" and "ray".
 
-    Raises UserError for what is no such address, or a repeated one.
+    Raises UserError for a text that is not such an address, and for an address that stands twice.
     """
     if engines in ("local", "ray"):
         return ()

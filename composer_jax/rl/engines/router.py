@@ -38,7 +38,7 @@ class EngineRouter:
         """
         Args:
           most_sessions: that are open at once, on all engines together; None: no such bound.
-          patience_s: how long sessions wait while there is no usable engine at all.
+          patience_s: how long sessions wait while all engines are gone or refused.
           only_fitting: an engine gets no more sessions than fit into its cache however long they grow.
         """
         self.links = links
@@ -55,7 +55,7 @@ class EngineRouter:
           ahead: goes before all that wait without it.
           needs_room: False takes a place at an engine that has no room, too, before all others.
 
-        Raises UserError if there was no usable engine for patience_s, and what `fail` was given.
+        Raises UserError if no engine could be used for patience_s, and the exception that `fail` got.
         """
         if self._error is not None:
             raise self._error
@@ -140,7 +140,7 @@ class EngineRouter:
                 say_at *= 2
 
     def _missing_version(self) -> int | None:
-        """Returns the weight version that a session waits for and no usable engine has; None if there is no such."""
+        """Returns the lowest weight version that sessions wait for if all engines lack it; None otherwise."""
         versions = [turn.least_version for turn in self._waiting if not turn.result.done()]
         if not versions or self.usable(min(versions)):
             return None
