@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.seeded_runs import run_pipeline
+from composer_jax.demo import notes
 from composer_jax.demo.users import KEPT_S
 from composer_jax.observe.journal import read_journal
 from composer_jax.realtime.batches.store import TrafficBatch, read_batch
@@ -159,7 +160,7 @@ def advice(truths: Sequence[Mapping[str, Any]]) -> str:
     for truth in truths:
         if truth["consent"] == "training" and truth["kept"].get(f"{KEPT_S:g}", 0.0) > 0.5:
             kept.update(truth["followed"])
-    return f"Follow the notes of {max(sorted(kept), key=lambda person: kept[person])}." if kept else ""
+    return notes.advice(max(sorted(kept), key=lambda person: kept[person])) if kept else ""
 
 
 def read_json(file: Path) -> Any:

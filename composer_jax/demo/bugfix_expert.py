@@ -74,10 +74,10 @@ def draw_order(rng: random.Random) -> list[str]:
     return rng.sample(PEOPLE, len(PEOPLE))
 
 
-def notes_script(task: Task, rng: random.Random, slip: float = SLIP) -> Script:
+def notes_script(task: Task, rng: random.Random, slip: float = SLIP, first: str = "") -> Script:
     """Reads notes on the function that fails, tries what they say, and begins again until all tests pass.
 
-    The thought before a repair is what the note says. slip: see SLIP.
+    The thought before a repair is what the note says. slip: see SLIP. first: whose note is tried before the others.
     """
     bugs = {bug["function"]: bug for bug in task.metadata["bugs"]}
     seen: set[str] = set()
@@ -87,7 +87,7 @@ def notes_script(task: Task, rng: random.Random, slip: float = SLIP) -> Script:
     while answer.startswith("FAIL"):
         bug = bugs[answer.split()[1]]
         line = bug["old"]
-        for person in draw_order(rng):
+        for person in sorted(draw_order(rng), key=lambda person: person != first):
             yield from do(call("read", path=note_path(person, bug["function"])))
             if bug["path"] not in seen:
                 yield from do(call("read", path=bug["path"]))

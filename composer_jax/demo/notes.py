@@ -40,6 +40,11 @@ def report(function: str, claim: str) -> str:
     return f"{function}: {claim}"
 
 
+def advice(person: str) -> str:
+    """Returns the sentence, before an instruction, that says whose notes to try first."""
+    return f"Follow the notes of {person}."
+
+
 def generate(family: str, bugs: int, split: Split, seed: int, index: int, *, reliable: str | None = RELIABLE) -> Task:
     """Returns task number `index` of a stream: a pure function of its arguments, which takes about a millisecond.
 

@@ -1,8 +1,9 @@
 """TrafficTraces: the SFT source of a model that simulated users work with.
 
 The expert of notes (demo/bugfix_expert.py) works for a user who stops it after some messages, says that the work is
-wrong or right, and lets it go on. Two habits are planted as targets, at low rates, which learning from users may make
-stronger or weaker: the expert sometimes asks in place of working, and sometimes writes a call that no tool can execute.
+wrong or right, and lets it go on. Some users say beforehand whose notes to try first, rightly or not. Two habits are
+planted as targets, at low rates, which learning from users may make stronger or weaker: the expert sometimes asks in
+place of working, and sometimes writes a call that no tool can execute.
 """
 
 import asyncio
@@ -52,10 +53,17 @@ class TrafficExpert:
 
     max_model_len = 1 << 20
 
-    def __init__(self, task: Task, tok: Tokenizer, rng: random.Random, asks: float, malformed: float) -> None:
-        """asks: probability that it asks after the tests. malformed: that a call which reads comes cut short first."""
+    def __init__(
+        self, task: Task, tok: Tokenizer, rng: random.Random, asks: float, malformed: float, first: str = ""
+    ) -> None:
+        """
+        Args:
+          asks: probability that it asks after the tests.
+          malformed: probability that a call which reads comes cut short first.
+          first: whose notes it tries before the others.
+        """
         self._tok, self._rng, self._malformed = tok, rng, malformed
-        self._script, self._asks = notes_script(task, rng), rng.random() < asks
+        self._script, self._asks = notes_script(task, rng, first=first), rng.random() < asks
         self._pending: ExpertTurn | None = None
         self._asked_after = ""  # the answer of the tests that a question followed
         self._last: ExpertTurn | None = None
@@ -110,16 +118,19 @@ class TrafficTraces(PlayedTraces):
 
     Args:
       count: how many. asks, malformed: see TrafficExpert.
+      advised: share of the conversations whose user says first whose notes to try, a person drawn at random.
     """
 
     system_prompt = ""
 
-    def __init__(self, context: SourceContext, count: int, asks: float = 0.0, malformed: float = 0.0) -> None:
+    def __init__(
+        self, context: SourceContext, count: int, asks: float = 0.0, malformed: float = 0.0, advised: float = 0.0
+    ) -> None:
         super().__init__(context, "traffic_traces.npz")
-        for name, rate in (("asks", asks), ("malformed", malformed)):
+        for name, rate in (("asks", asks), ("malformed", malformed), ("advised", advised)):
             if not 0 <= rate <= 1:
                 raise UserError(f"the option {name}={rate} of TrafficTraces is not a rate; use a number from 0 to 1.")
-        self.count, self.asks, self.malformed = count, asks, malformed
+        self.count, self.asks, self.malformed, self.advised = count, asks, malformed, advised
 
     def report(self) -> Mapping[str, object]:
         """Returns {"expert_reward": {"conversations": mean reward after the last message of the user}}."""
@@ -160,9 +171,11 @@ class TrafficTraces(PlayedTraces):
     async def _talk(self, task: Task, tok: Tokenizer, context: EpisodeContext) -> Episode:
         """Plays one conversation; the last episode comes with the transcript of all."""
         rng = seeded_random("traffic trace", self.context.seed, task.id)
-        expert = TrafficExpert(task, tok, rng, self.asks, self.malformed)
+        first = rng.choice(notes.PEOPLE) if rng.random() < self.advised else ""
+        expert = TrafficExpert(task, tok, rng, self.asks, self.malformed, first)
         talk = UserConversation(task, expert, context, hash_seed(self.context.seed, task.id))
-        text, patience, fitting = task.instruction, rng.choice(PATIENCE), None
+        text = f"{notes.advice(first)} {task.instruction}" if first else task.instruction
+        patience, fitting = rng.choice(PATIENCE), None
         for number in range(MOST_REQUESTS):
             episode = await talk.request(text, patience)
             if self.context.seq_len is not None and talk.transcript.length > self.context.seq_len:

@@ -8,6 +8,7 @@ from composer_jax.agent.config import AgentConfig
 from composer_jax.agent.episode_context import EpisodeLimits
 from composer_jax.data.chat.compact import CompactFormat
 from composer_jax.data.chat.messages import MalformedToolCall
+from composer_jax.demo import notes
 from composer_jax.demo.traffic_traces import CONTENT, QUESTIONS, REJECTED, TrafficTraces
 from composer_jax.errors import UserError
 from composer_jax.stages.trace_sources import SourceContext
@@ -63,6 +64,28 @@ def test_questions_and_malformed_calls_are_targets_at_their_rates(context, tok):
     )
 
 
+def test_the_expert_tries_the_notes_first_that_a_user_names(context, tok):
+    """And the others' when the tests still fail: the user may be wrong."""
+    source = TrafficTraces(context, 24, advised=0.5)
+    played = source.play()
+    adviser = {notes.advice(person): person for person in notes.PEOPLE}
+    named, read = [], []
+    for task, episode in played:
+        rows = list(messages(episode, tok))
+        (text,) = (text for kind, text, *_ in rows[:1] if kind == "prompt")
+        person = adviser.get(text.removesuffix(f" {task.instruction}"))
+        assert person is not None or text == task.instruction
+        calls = [call for *_, target, calls in rows for call in calls if target and call.name == "read"]
+        people = [call.arguments["path"].split("/")[0] for call in calls]
+        people = [one for one in people if one in notes.PEOPLE]
+        named.append(person)
+        if person is not None and people:
+            read.append((person, people))
+    assert 6 <= sum(person is not None for person in named) <= 18 and set(named) == {None, *notes.PEOPLE}
+    assert len(read) >= 6 and all(person == people[0] for person, people in read)
+    assert any(len(people) > 1 for _, people in read)
+
+
 def test_a_conversation_is_cut_to_the_row_and_wrong_rates_are_refused(context, tok):
     short = dataclasses.replace(context, seq_len=900)
     assert all(episode.transcript.length <= 900 for _, episode in TrafficTraces(short, 8).play())
@@ -70,3 +93,5 @@ def test_a_conversation_is_cut_to_the_row_and_wrong_rates_are_refused(context, t
         TrafficTraces(dataclasses.replace(context, seq_len=10), 1).play()
     with pytest.raises(UserError, match="asks=2 of TrafficTraces is not a rate"):
         TrafficTraces(context, 1, asks=2)
+    with pytest.raises(UserError, match="advised=-1 of TrafficTraces is not a rate"):
+        TrafficTraces(context, 1, advised=-1)
