@@ -7,6 +7,7 @@ import importlib.util
 import os
 import signal
 import uuid
+from pathlib import Path
 
 # A process started in the background of a shell ignores SIGINT and so do its children; tests of Ctrl-C need it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -110,6 +111,24 @@ def profiler(monkeypatch) -> list[tuple[str, str | None]]:
     monkeypatch.setattr(jax.profiler, "start_trace", lambda folder: calls.append(("start", folder)))
     monkeypatch.setattr(jax.profiler, "stop_trace", lambda: calls.append(("stop", None)))
     return calls
+
+
+def _memory_maps() -> int:
+    """How many this process has; 0 where the system does not say."""
+    try:
+        return Path("/proc/self/maps").read_bytes().count(b"\n")
+    except FileNotFoundError:
+        return 0
+
+
+MOST_MAPS = 30_000
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    # Each compiled program takes about ten memory maps; half of tests/parity leave 11,600. At the kernel's limit for a
+    # process (vm.max_map_count: 65,530) LLVM aborts it.
+    if nextitem is not None and nextitem.path != item.path and _memory_maps() > MOST_MAPS:
+        jax.clear_caches()
 
 
 SLOW_TEST_WEIGHT = 100  # a slow test takes about as long as so many others
