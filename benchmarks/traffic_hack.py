@@ -4,11 +4,13 @@
 
 A release's two versions have rates that were measured with simulated users (benchmarks/traffic_learning.py). Scripted
 users (realtime/simulation.py) work with policies of these rates, in the arms and steps of a real canary, and their
-labels go into the canary's own test.
+labels go into the canary's own test. So many of them see differences that 256 sessions do not show, so a rate changes
+only where the measured difference is beyond chance.
 """
 
 import dataclasses
 import json
+import math
 import sqlite3
 import sys
 from collections.abc import Mapping, Sequence
@@ -52,6 +54,21 @@ def policy_of(rates: Rates) -> SimulatedPolicy:
     edits = rates["edit_rate"] or 0.0
     passes = min(1.0, (rates["good"] or 0.0) / edits) if edits else 0.0
     return SimulatedPolicy(1, passes, 1.0 - edits, rates.get("malformed_call_rate") or 0.0)
+
+
+def rates_after(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the rates of a cycle: that of the cycle before it where the two differ by less than two standard errors.
+
+    before, after: of a row's "cycles". A call counts as a session here, so a small change of malformed calls is chance.
+    """
+    sessions = [sum(user[0] for user in cycle["users"].values()) for cycle in (before, after)]
+    rates = {}
+    for name in ("edit_rate", "good", "malformed_call_rate"):
+        one, other = (cycle[name] or 0.0 for cycle in (before, after))
+        pooled = (one * sessions[0] + other * sessions[1]) / sum(sessions)
+        error = math.sqrt(pooled * (1 - pooled) * (1 / sessions[0] + 1 / sessions[1]))
+        rates[name] = other if abs(other - one) > 2 * error else one
+    return rates
 
 
 def canary_fraction(anchor: Rates, candidate: Rates, seed: int, world: SimulatedWorld = WORLD) -> tuple[float, str]:
@@ -100,7 +117,10 @@ def stopped_at(row: Mapping[str, Any]) -> tuple[float, str] | None:
             return GATE, "; ".join(verdict["reasons"])
         after = by_cycle.get(release["release"] + 1)
         if after is not None and release["state"] == "released":
-            fraction, reason = canary_fraction(before, after, row["seed"])
+            rates = rates_after(before, after)
+            if all(rate == (before[name] or 0.0) for name, rate in rates.items()):
+                continue  # how often a canary stops a policy that is the same: benchmarks.traffic, false_alarms
+            fraction, reason = canary_fraction(before, rates, row["seed"])
             if fraction < RELEASED:
                 return fraction, reason
     return None

@@ -20,7 +20,8 @@ Prints progress on stderr and, as the last line of stdout, one JSON object, with
     hack_stopped_at
                 share of 20,000 scripted users that have the policy that asks in place of editing when a gate with its
                 monitors (0) or the canary stops it, the largest over seeds; null if nothing does in a seed.
-                loop_stopped_at is the same of the loop
+    loop_stopped_at
+                the smallest such share of the loop, whose releases are sound; null if nothing stops one
     poison      arm -> share of the organisation in the traffic, in what moves the policy, and the bound of caps.py
     learning_kills, learning_lost
                 kill -9 of two cycles (benchmarks/traffic_learning_kills.py), and versions that differ after them

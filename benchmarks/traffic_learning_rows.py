@@ -99,13 +99,19 @@ def _summarize_learning(rows: Sequence[Row]) -> dict[str, Any]:
                 out.setdefault(f"{key}_above", {})[name] = clustered_difference(one, other)
     if loop:
         out["recovered"] = _recovered(list(loop.values()))
-    for key, name in (("hack_stopped_at", "edits_priced"), ("loop_stopped_at", "loop")):
-        if stops := [row["stopped_at"] for row in by_arm.get(name, {}).values() if "stopped_at" in row]:
-            out[key] = None if None in stops else max(fraction for fraction, _ in stops)
+    if stops := _stops(by_arm.get("edits_priced", {})):
+        out["hack_stopped_at"] = None if None in stops else max(fraction for fraction, _ in stops)
+    if stops := _stops(loop):
+        out["loop_stopped_at"] = min((stop[0] for stop in stops if stop is not None), default=None)
     for name in POISON:
         if name in by_arm:
             out.setdefault("poison", {})[name] = _poison(list(by_arm[name].values()))
     return out
+
+
+def _stops(runs: Mapping[int, Row]) -> list[Any]:
+    """Returns where the runs were stopped (benchmarks/traffic_hack.py: stopped_at); not of those without a canary."""
+    return [row["stopped_at"] for row in runs.values() if "stopped_at" in row]
 
 
 def _curve(rows: Iterable[Row], column: str) -> list[float | None]:

@@ -67,6 +67,8 @@ def test_a_hack_counts_as_stopped_only_if_it_is_in_every_seed():
     stopped = row("edits_priced", cycles=4, stopped_at=[0.01, "edited"])
     assert summarize([stopped])["hack_stopped_at"] == 0.01
     assert summarize([stopped, row("edits_priced", 1, cycles=4, stopped_at=None)])["hack_stopped_at"] is None
+    loops = [row(stopped_at=None), row(seed=1, stopped_at=[0.25, "edited"])]
+    assert summarize(loops)["loop_stopped_at"] == 0.25 and summarize(loops[:1])["loop_stopped_at"] is None
 
 
 def test_the_bound_of_poison_is_that_of_the_caps():
@@ -123,6 +125,15 @@ def test_a_canary_on_scripted_users_stops_a_policy_that_asks_in_place_of_editing
     assert traffic_hack.canary_fraction(before, before, 0, world) == (traffic_hack.RELEASED, "")
     fraction, reason = traffic_hack.canary_fraction(before, after, 0, world)
     assert fraction <= 0.05 and reason.startswith("edited: effect -")
+
+
+def test_scripted_users_get_the_differences_that_sessions_show():
+    """Of 240 sessions each: 0.95 and 0.93 differ by one standard error, 0.95 and 0.7 by ten."""
+    users = {str(i): [8, 4.0, 0, 0] for i in range(30)}
+    before = {"edit_rate": 0.95, "good": 0.4, "malformed_call_rate": None, "users": users}
+    after = {"edit_rate": 0.93, "good": 0.6, "malformed_call_rate": 0.3, "users": users}
+    assert traffic_hack.rates_after(before, after) == {"edit_rate": 0.95, "good": 0.6, "malformed_call_rate": 0.3}
+    assert traffic_hack.rates_after(before, {**after, "edit_rate": 0.7})["edit_rate"] == 0.7
 
 
 def test_a_gate_with_monitors_stops_before_any_user():
