@@ -8,7 +8,8 @@ not poison, over the sessions of a cycle:
     kept        share of the agent's lines that are left after one hour, 0 without edits
     satisfied   share of the user's further messages that say that the edit is right
 
-Prints progress on stderr and, as the last line of stdout, one JSON object, with what has rows:
+--picture=FILE draws kept by cycle. Prints progress on stderr, on stdout a table of the controls, and as the last line
+one JSON object, with what has rows:
 
     kept        arm -> kept of the last cycle minus that of the first, {"difference", "low", "high", "users"}: a 95 %
                 interval over users; satisfied is the same of satisfied follow-ups
@@ -40,7 +41,8 @@ from benchmarks.seeded_runs import Row, integers
 from benchmarks.traffic_arms import ARMS, ArmRun, read_json, truths_of
 from benchmarks.traffic_hack import stopped_at
 from benchmarks.traffic_learning_kills import measure_kills
-from benchmarks.traffic_learning_rows import KILLS, POISON, ROWS, read_rows, rounded, summarize, write_rows
+from benchmarks.traffic_learning_rows import KILLS, POISON, ROWS, read_rows, rounded, summarize, table, write_rows
+from benchmarks.traffic_picture import draw
 from composer_jax.demo.users import KEPT_S, SimulatedUsers
 from composer_jax.observe.metrics import read_metrics
 from composer_jax.realtime.release.gate import GateRules, gate, read_evaluation
@@ -142,6 +144,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--population", help="of composer_jax/demo/populations (default: first, or that of the arm)")
     parser.add_argument("--workdir", type=Path, default=Path("runs/traffic_learning"), help="parent of all runs")
     parser.add_argument("--rows", type=Path, default=ROWS, help=f"file of the rows (default: {ROWS})")
+    parser.add_argument("--picture", type=Path, help="file of the picture (default: none)")
     parser.add_argument("--size", choices=list(SESSIONS), default="traffic", help="of configs/tiny.py")
     o = parser.parse_args(argv)
     names = [name for name in o.arms.split(",") if name]
@@ -156,7 +159,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     if KILLS in names and not any(row.get("name") == KILLS for row in rows):
         rows.append({"name": KILLS, **measure_kills(o.workdir / KILLS)})
         write_rows(o.rows, rows)
-    print(json.dumps(summarize(rows)))
+    if o.picture:
+        draw(rows, o.picture)
+    summary = summarize(rows)
+    print(table(summary))
+    print(json.dumps(summary))
 
 
 if __name__ == "__main__":

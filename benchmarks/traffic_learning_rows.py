@@ -78,6 +78,20 @@ def summarize(rows: Sequence[Row]) -> dict[str, Any]:
     return out
 
 
+def table(summary: Mapping[str, Any]) -> str:
+    """Returns the gains of the loop and its controls, and the loop's lead, as a table in Markdown."""
+    lines = [
+        "| population | arm | kept | satisfied | loop above it, kept | loop above it, satisfied |",
+        "|" + "---|" * 6,
+    ]
+    for population, of in {"first": summary, "second": summary.get("second", {})}.items():
+        for arm in of.get("kept", {}):
+            found = [of.get(column, {}).get(arm) for column in ("kept", "satisfied", "kept_above", "satisfied_above")]
+            cells = ("{difference:+.3f} [{low:.3f}, {high:.3f}]".format(**one) if one else "" for one in found)
+            lines.append(f"| {population} | {arm} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def _summarize_learning(rows: Sequence[Row]) -> dict[str, Any]:
     by_arm: dict[str, dict[int, Row]] = {}
     for row in rows:

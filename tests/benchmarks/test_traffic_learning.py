@@ -84,8 +84,10 @@ def test_the_bound_of_poison_is_that_of_the_caps():
 def test_rows_are_printed_at_once_by_both_benchmarks(tmp_path, capsys):
     file = tmp_path / "traffic_learning.json"
     write_rows(file, [row(), {"name": "kills", "kills": 20, "lost": 0}])
-    traffic_learning.main([f"--rows={file}", "--arms="])
-    printed = json.loads(capsys.readouterr().out.splitlines()[-1])
+    traffic_learning.main([f"--rows={file}", "--arms=", f"--picture={tmp_path / 'kept.png'}"])
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert lines[2].startswith("| first | loop | +0.300 [") and (tmp_path / "kept.png").stat().st_size > 10_000
+    printed = json.loads(last)
     assert printed["kept"]["loop"]["difference"] == pytest.approx(0.3)
     assert (printed["learning_kills"], printed["learning_lost"]) == (20, 0)
     (tmp_path / "traffic.json").write_text(json.dumps([{"name": name} for name in traffic.MEASURES]))
