@@ -154,6 +154,13 @@ def main(values, words):
     for name in (name for names in COMMANDS.values() for name in names):
         if values[name].present and name not in COMMANDS[command]:
             raise UserError(f"--{name} is not a flag of {command}; --help says what the commands take")
+    from composer_jax.storage.bucket import is_url
+
+    if is_url(values.workdir):
+        raise UserError(
+            f"--workdir={values.workdir} is a bucket; releases and traffic need locks and a database, so use a local "
+            "folder (the versions of the weights may lie in a bucket)."
+        )
     if command == "route":
         from composer_jax.realtime.release.router import route
 

@@ -160,6 +160,7 @@ def test_a_worse_candidate_fails(tmp_path, run, weights):
         (("begin", "--version=3"), "begin needs --weights"),
         (("gate", "--harm=0.1"), "--harm is not a flag of gate"),
         (("rollback",), "rollback needs --reason"),
+        (("status", "--workdir=gs://ours/run"), "--workdir=gs://ours/run is a bucket; releases and traffic need locks"),
         (("gate",), "has no release"),
         (("batch", "--traffic={weights}"), "is not a traffic folder"),
         (("batch", "--lag=-1"), "traffic.batch.lag=-1 is negative"),
