@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.seeded_runs import run_pipeline
+from composer_jax.atomic_write import write_atomically
 from composer_jax.demo import notes
 from composer_jax.demo.users import KEPT_S
 from composer_jax.observe.journal import read_journal
@@ -95,6 +96,7 @@ class ArmRun:
             run_pipeline(self.base, self.size, self.seed, stages="('pretrain','sft')", evaluate__which="('before',)")
         with Run(self.config(), self.workdir) as run:
             if self.arm.learns:
+                self._take_traces()
                 simulate(run, self.arm.cycles, self.sessions, self._advance)
             else:
                 self._play_base(run)
@@ -107,6 +109,14 @@ class ArmRun:
         config.traffic.batch.update(self.arm.batch)
         config.traffic.users_options.population = self.population
         return config
+
+    def _take_traces(self) -> None:
+        """Copies the conversations of SFT, which updates replay, from the base that has played the same ones."""
+        folder = self.workdir / "data"
+        folder.mkdir(exist_ok=True)
+        for file in sorted((self.base / "data").glob("*traces.npz")):
+            if not (folder / file.name).exists():
+                write_atomically(folder / file.name, file.read_bytes())
 
     def _play_base(self, run: Run) -> None:
         anchor = open_chain(run)
