@@ -289,7 +289,7 @@ def with_users(run: cfg.RunConfig, full: bool) -> cfg.RunConfig:
     Users have the tasks with one bug, and trust other people's notes than the evaluation of the demo. The groups that
     an update plays beside their sessions have no notes, so only users know whose notes are right.
     """
-    traces = {"count": 600 if full else 24, "asks": 0.15, "malformed": 0.1, "advised": 0.25}
+    traces = {"count": 900 if full else 24, "asks": 0.15, "malformed": 0.1, "advised": 0.5}
     users = cfg.TraceSourceConfig("composer_jax.demo.traffic_traces:TrafficTraces", traces)
     groups = {"bugfix": 1, "memory_chain": 1}
     rl = dataclasses.replace(
