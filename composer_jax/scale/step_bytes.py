@@ -15,9 +15,9 @@ from composer_jax.train.batch_parts import PIECE_BYTES
 
 HEADER_BYTES = 2048
 """Of a frame, at most."""
-SEND_RATE = 0.9e9
+SEND_RATE = 2.0e9
 """Bytes per second in which a core copies routes into blocks and sends them over a local connection."""
-RECEIVE_RATE = 0.6e9
+RECEIVE_RATE = 1.2e9
 """Bytes per second in which a core receives them and puts them together."""
 
 
@@ -59,7 +59,7 @@ def frame_overhead(part_bytes: int, blocks: int, *, rows: int, piece_bytes: int 
     """Returns an upper bound of the headers' bytes of one batch's part: of its description and of every frame.
 
     Args:
-      blocks: that the process holds. rows: of the part; a frame has one of them at least.
+      blocks: that the process holds. rows: of the part; a frame has a part of one of them at least.
     """
-    frames = min(blocks * rows, blocks + 2 * math.ceil(part_bytes / piece_bytes))
+    frames = blocks * rows + 2 * math.ceil(part_bytes / piece_bytes)
     return HEADER_BYTES * (1 + frames)

@@ -87,8 +87,9 @@ def test_routes_are_made_as_if_the_batch_were_whole():
         assert padding.any() and (np.asarray(batch["routes"])[padding] == NO_ROUTE).all()
 
 
-def test_processes_get_what_their_devices_hold(mesh, monkeypatch):
-    monkeypatch.setattr(batch_parts, "PIECE_BYTES", 5000)
+@pytest.mark.parametrize("piece_bytes", [300, 5000], ids=["positions of a row", "rows"])
+def test_processes_get_what_their_devices_hold(mesh, monkeypatch, piece_bytes):
+    monkeypatch.setattr(batch_parts, "PIECE_BYTES", piece_bytes)
     (batch,) = packed().batches
     batch["teacher_states"] = np.arange(8 * 4 * 2).reshape(8, 4, 2).astype(ml_dtypes.bfloat16)
     expected, sizes = whole(batch, mesh), []
@@ -102,6 +103,8 @@ def test_processes_get_what_their_devices_hold(mesh, monkeypatch):
         for name, field in part.items():
             for block in shard_batch.process_blocks(mesh, process, name, field.shape):
                 np.testing.assert_array_equal(shard_batch.read_block(field, block, mesh, name), expected[name][block])
+        pieces = [sum(array.nbytes for array in read(frame)[1]) for frame in frames]
+        assert max(pieces) <= piece_bytes, "a row and a position have fewer bytes"
         content = sum(array.nbytes for frame in frames for array in read(frame)[1])
         assert content == part_bytes(batch, mesh, process)
         sizes.append(content)
