@@ -15,7 +15,7 @@ import time
 from composer_jax.observe.progress import Progress
 from composer_jax.rl.config import RLConfig
 from composer_jax.scale.simulation.assumptions import Assumptions
-from composer_jax.scale.simulation.roles import Fleet, Speeds, make_roles
+from composer_jax.scale.simulation.roles import Fleet, Speeds, TokenBytes, make_roles
 from composer_jax.scale.simulation.simulation import HOUR_S, Simulation
 from composer_jax.scale.simulation.workload import DrawnWorkload
 
@@ -28,6 +28,8 @@ SPEEDS = Speeds(
     mean_context=16_384,
 )
 """About those that launch.simulate predicts for Kimi K2.5 on v5p."""
+SIZES = TokenBytes(route=0, batch=0, batch_tokens=0, call_tokens=8)
+"""Messages take no time: one process would not carry those of 200,000 sandboxes."""
 WARM_UP_HOURS = 1
 
 
@@ -39,10 +41,10 @@ def main() -> None:
     args = parser.parse_args()
     # 3.2 episodes per sandbox are outstanding, and the engines hold a session for every sandbox.
     config = RLConfig(groups={"repository": args.sandboxes // 25}, group_size=16, max_staleness=4, late_groups="drop")
-    assumed = Assumptions()
+    assumed = Assumptions(message_s=0.0, message_bytes_per_s=float("inf"))
     workload = DrawnWorkload(assumed, group_size=16, max_model_len=32_768, max_turns=400)
     fleet = Fleet(2 * args.sandboxes, 128 * (args.sandboxes // 100), args.sandboxes)
-    roles = make_roles(fleet, SPEEDS, assumed, workload.prefilled_per_sampled, SPEEDS.decode_steps[-1][0])
+    roles = make_roles(fleet, SPEEDS, assumed, workload.prefilled_per_sampled, SPEEDS.decode_steps[-1][0], SIZES)
     simulation = Simulation(config, roles, workload, episode_seconds=14_400.0, parts=args.parts)
     began, cpu_began = time.perf_counter(), time.process_time()
     with Progress(args.hours + WARM_UP_HOURS, "simulated hours", "simulation") as progress:

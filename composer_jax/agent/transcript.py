@@ -67,7 +67,7 @@ class TranscriptRow:
 
     tokens: int32. trained: bool, True where this row trains the token. logprobs: float32, 0 where not trained.
     versions: int32, -1 where not trained. route_parts: (place of the first token, [m,L,k]), the experts of m tokens in
-    the L expert layers, of all tokens with routes; the arrays are those of the transcript, which are not copied.
+    the L expert layers, of all tokens with routes, in their order; the arrays are those of the transcript, not copied.
     """
 
     tokens: np.ndarray
@@ -86,17 +86,20 @@ class TranscriptRow:
         """int16 [n,L,k]: the routes of all tokens, -1 for tokens without; a copy. None without any."""
         if self.route_shape is None:
             return None
-        out = np.full((len(self.tokens), *self.route_shape), -1, np.int16)
+        out = np.empty((len(self.tokens), *self.route_shape), np.int16)
         self.copy_routes(out, 0)
         return out
 
     def copy_routes(self, out: np.ndarray, start: int) -> None:
-        """Writes the routes of tokens `start` to start + m into an array [m,L,k], where there are some."""
-        stop = start + len(out)
+        """Writes the routes of tokens `start` to start + m into an array [m,L,k], -1 for tokens without."""
+        done, stop = start, start + len(out)
         for first, routes in self.route_parts:
             begin, end = max(first, start), min(first + len(routes), stop)
             if begin < end:
+                out[done - start : begin - start] = -1
                 out[begin - start : end - start] = routes[begin - first : end - first]
+                done = end
+        out[done - start :] = -1
 
     def tokens_without_routes(self) -> np.ndarray:
         """int[m]: places of the tokens that router replay cannot do without and that have no routes.

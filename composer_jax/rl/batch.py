@@ -142,9 +142,8 @@ def _copy_documents(out: np.ndarray, begin: int, documents: Sequence[tuple[int, 
     for start, row in documents:
         first, last = max(start, begin), min(start + len(row.tokens), end)
         if first < last:
-            here = out[first - begin : last - begin]
-            here[...] = NO_ROUTE
-            row.copy_routes(here, first - start)
+            out[done - begin : first - begin] = NO_ROUTE
+            row.copy_routes(out[first - begin : last - begin], first - start)
             done = last
     out[done - begin :] = NO_ROUTE
 

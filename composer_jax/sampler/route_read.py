@@ -11,7 +11,6 @@ leave the device. A span is a row of int32: shard, offset of the first token in 
 make the gather's indices from spans, so a command does not grow with the shards.
 """
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -34,36 +33,9 @@ Wanted = tuple[SequenceState, int]
 """A sequence, and the first of its computed tokens whose routes are wanted."""
 
 
-@dataclasses.dataclass(frozen=True)
-class RouteBytes:
-    """Bytes of the routes of one message on each hop."""
-
-    device_to_host: int
-    """From the one shard that has its pages."""
-    host_to_host: int
-    """From the process that owns this shard to process 0 of the engine; nothing if that is the same."""
-    frame: int
-    """The array of Sample.routing, from process 0 to a worker or the journal."""
-
-
 def route_dtype(n_experts: int) -> np.dtype:
     """Returns the smallest dtype that holds the number of every expert."""
     return np.dtype(np.uint8 if n_experts <= 256 else np.uint16)
-
-
-def message_route_bytes(config: ModelConfig, tokens: int, *, same_process: bool = False) -> RouteBytes:
-    """Returns the bytes of the routes of a message: tokens * L * k * itemsize on every hop.
-
-    Headers come on top: less than 1 % from 500 tokens of Kimi K2.5 on. Neither the shards, the processes nor the
-    length of the context is in it.
-
-    Args:
-      tokens: those whose routes the caller lacks, new observations and sampled tokens: len(Sample.routing).
-      same_process: whether process 0 of the engine owns the shard of the message.
-    """
-    width = config.n_moe_layers * config.experts_per_token
-    n = tokens * width * route_dtype(config.n_experts).itemsize
-    return RouteBytes(n, 0 if same_process else n, n)
 
 
 def read_sizes(longest: int) -> tuple[int, ...]:

@@ -1,9 +1,9 @@
 """What the devices of one process hold of a batch, as frames: a process gets its rows, and not the batch.
 
-Process 0 makes a batch and sends each other process the blocks of its devices, a few rows in a frame, so that it holds
-one frame at a time beside its own part. The receiver puts them together (BatchPartReader) and places them on its
-devices (train/shard_batch.py). A block is rows of a batch and, in fields that the mesh axis `context` divides,
-positions.
+Process 0 makes a batch and sends each other process the blocks of its devices in pieces, a few rows or positions of one
+in a frame, so that it holds one frame at a time beside its own part. The receiver puts them together (BatchPartReader)
+and places them on its devices (train/shard_batch.py). A block is rows of a batch and, in fields that the mesh axis
+`context` divides, positions.
 """
 
 import math
@@ -23,8 +23,9 @@ from composer_jax.train.teacher_kl import SLOT_FIELDS
 Key = tuple[int, ...]
 """First row and the one after the last of a block, and likewise its positions where it has not all."""
 
-PIECE_BYTES = 1 << 24
-"""Bytes of the rows that share a frame; a single row may have more. Larger frames are no faster."""
+PIECE_BYTES = 1 << 21
+"""Bytes of the piece of a block that is in a frame. What is made and sent next stays in the processor's cache, and
+memory of this size is used again instead of being asked of the system; smaller pieces cost more in headers."""
 
 
 def part_frames(batch: Mapping[str, HostField], mesh: Mesh, process: int) -> Iterator[Frame]:
@@ -33,14 +34,12 @@ def part_frames(batch: Mapping[str, HostField], mesh: Mesh, process: int) -> Ite
     for names in _by_blocks(batch):
         fields = [batch[name] for name in names]
         for block in process_blocks(mesh, process, names[0], fields[0].shape):
-            row_bytes = sum(_block_bytes(field, block) for field in fields) // _length(block[0])
-            for start in range(block[0].start, block[0].stop, max(1, PIECE_BYTES // row_bytes)):
-                stop = min(start + max(1, PIECE_BYTES // row_bytes), block[0].stop)
-                piece = (slice(start, stop), *block[1:])
+            place_bytes = sum(_block_bytes(field, block) for field in fields) // math.prod(map(_length, block))
+            for piece in _pieces(block, place_bytes):
                 arrays = [
                     _as_plain(read_block(field, piece, mesh, name)) for name, field in zip(names, fields, strict=True)
                 ]
-                yield {"names": names, "block": _key(block), "rows": [start, stop]}, arrays
+                yield {"names": names, "block": _key(block), "piece": _key(piece)}, arrays
 
 
 def part_bytes(batch: Mapping[str, HostField], mesh: Mesh, process: int) -> int:
@@ -57,25 +56,29 @@ class HeldBlocks:
 
     def __init__(self, dtype: np.dtype, shape: tuple[int, ...], blocks: Sequence[Block]) -> None:
         self.dtype, self.shape = dtype, shape
-        self._missing = {_key(block): _length(block[0]) for block in blocks}
+        self._missing = {_key(block): math.prod(map(_length, block)) for block in blocks}
         self._blocks: dict[Key, np.ndarray] = {}
 
-    def add(self, key: Key, start: int, stop: int, rows: np.ndarray) -> None:
-        """Takes rows start to stop of the batch, of one block. Raises FrameError for rows that are none of it."""
-        if not key[0] <= start < stop <= key[1] or self._missing.get(key, 0) < stop - start:
-            raise FrameError(f"rows {start} to {stop} of a block {key} that this process lacks nothing of")
-        columns = [key[i + 1] - key[i] for i in range(2, len(key), 2)]
-        if self.dtype.kind == "V" and rows.dtype == f"u{self.dtype.itemsize}":
-            rows = rows.view(self.dtype)
-        expected = (stop - start, *columns, *self.shape[1 + len(columns) :])
-        if rows.shape != expected or rows.dtype != self.dtype:
-            raise FrameError(f"{rows.dtype}{list(rows.shape)} for rows {self.dtype}{list(expected)} of a batch")
-        self._missing[key] -= stop - start
-        if stop - start == key[1] - key[0]:
-            self._blocks[key] = rows
+    def add(self, key: Key, piece: Key, values: np.ndarray) -> None:
+        """Takes a piece of a block. Raises FrameError for one that this process does not get."""
+        ends = list(zip(key[::2], key[1::2], piece[::2], piece[1::2], strict=True))
+        lengths = [stop - start for _, _, start, stop in ends]
+        is_inside = all(first <= start < stop <= last for first, last, start, stop in ends)
+        if not is_inside or self._missing.get(key, 0) < math.prod(lengths):
+            raise FrameError(f"a piece {piece} of a block {key} that this process lacks nothing of")
+        if self.dtype.kind == "V" and values.dtype == f"u{self.dtype.itemsize}":
+            values = values.view(self.dtype)
+        others = self.shape[len(ends) :]
+        if values.shape != (*lengths, *others) or values.dtype != self.dtype:
+            expected = f"{self.dtype}{[*lengths, *others]}"
+            raise FrameError(f"{values.dtype}{list(values.shape)} for a piece {expected} of a batch")
+        self._missing[key] -= math.prod(lengths)
+        if piece == key:
+            self._blocks[key] = values
             return
-        whole = self._blocks.setdefault(key, np.empty((key[1] - key[0], *expected[1:]), self.dtype))
-        whole[start - key[0] : stop - key[0]] = rows
+        if key not in self._blocks:
+            self._blocks[key] = np.empty((*(last - first for first, last, _, _ in ends), *others), self.dtype)
+        self._blocks[key][tuple(slice(start - first, stop - first) for first, _, start, stop in ends)] = values
 
     @property
     def is_complete(self) -> bool:
@@ -100,9 +103,8 @@ class BatchPartReader:
             if "fields" in header:
                 self._fields = {name: self._empty(name, *of) for name, of in header["fields"].items()}
                 return
-            start, stop = header["rows"]
-            for name, rows in zip(header["names"], arrays, strict=True):
-                self._fields[name].add(tuple(header["block"]), start, stop, rows)
+            for name, values in zip(header["names"], arrays, strict=True):
+                self._fields[name].add(tuple(header["block"]), tuple(header["piece"]), values)
         except (KeyError, TypeError, ValueError) as error:
             raise FrameError(f"a part of a batch that cannot be read ({error!r})") from error
 
@@ -127,6 +129,21 @@ def _by_blocks(batch: Mapping[str, HostField]) -> list[list[str]]:
     """Returns the names of the fields by what their blocks are."""
     by_kind = [[name for name in batch if (name in SLOT_FIELDS) is is_slot] for is_slot in (False, True)]
     return [names for names in by_kind if names]
+
+
+def _pieces(block: Block, place_bytes: int) -> Iterator[Block]:
+    """Yields parts of a block in their order: rows, or positions of one row where a row has over PIECE_BYTES."""
+    rows, *columns = block
+    row_bytes = place_bytes * math.prod(map(_length, columns))
+    step = max(1, PIECE_BYTES // row_bytes)
+    for start in range(rows.start, rows.stop, step):
+        of_rows = slice(start, min(start + step, rows.stop))
+        if row_bytes <= PIECE_BYTES or not columns:
+            yield (of_rows, *columns)
+            continue
+        (positions,), width = columns, max(1, PIECE_BYTES // place_bytes)
+        for first in range(positions.start, positions.stop, width):
+            yield of_rows, slice(first, min(first + width, positions.stop))
 
 
 def _block_bytes(field: HostField, block: Block) -> int:

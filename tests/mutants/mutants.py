@@ -179,8 +179,8 @@ MUTANTS = (
     Mutant(
         "transcript.unknown_route",
         "composer_jax/agent/transcript.py",
-        "np.full((len(self.tokens), *self.route_shape), -1, np.int16)",
-        "np.full((len(self.tokens), *self.route_shape), 0, np.int16)",
+        "        out[done - start :] = -1",
+        "        out[done - start :] = 0",
         "Tokens without routes replay expert 0 instead of being marked as unknown.",
     ),
     Mutant(

@@ -5,15 +5,18 @@ import dataclasses
 
 import jax
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer_jax.data.chat.sampling_params import SamplingParams
+from composer_jax.frames import encode_frame
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.sampler.page_tables import PageTables, read_program, write_program
 from composer_jax.sampler.request import Request
 from composer_jax.sampler.runner import Runner
 from composer_jax.sampler.sequence import Limits, SequenceState
+from composer_jax.scale.message_costs import CALL_HEADER_BYTES, decode_call_bytes
 from tests.compilations import compiles_nothing
 from tests.many import many
 
@@ -111,3 +114,23 @@ def test_many_changes_take_the_larger_write():
     _, writes = tables.rows([sequence], [0], 1)
     assert [write.shape for write in writes] == [(8, 3)]
     assert tables.rows([sequence], [0], 1)[1] == []
+
+
+@pytest.mark.parametrize("rows", [2, 4])
+def test_a_decode_call_has_the_bytes_of_its_rows_and_of_the_pages_that_changed(new_sampler, monkeypatch, rows):
+    commands: dict[str, list[int]] = {"decode": [], "write_tables": [], "prefill": []}
+    start = Runner.start_program
+
+    def counting(self, name, *inputs, width=None):
+        commands[name].append(len(encode_frame({"program": name, "width": width}, inputs)))
+        return start(self, name, *inputs, width=width)
+
+    async def main(sampler):
+        async with sampler.serving():
+            await sampler.submit(Request(tuple(range(1, 20)), SamplingParams(16), 5))
+
+    monkeypatch.setattr(Runner, "start_program", counting)
+    asyncio.run(main(new_sampler(decode_rows=(rows,))))
+    (decode,), (write,) = set(commands["decode"]), set(commands["write_tables"])
+    formula = decode_call_bytes(rows, 8)
+    assert formula - CALL_HEADER_BYTES < decode + write <= formula

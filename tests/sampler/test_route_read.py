@@ -10,9 +10,10 @@ from composer_jax.models.presets import PRESETS
 from composer_jax.parallel.mesh import BATCH_AXES, make_mesh
 from composer_jax.rl.workers.messages import sample_to_frame
 from composer_jax.sampler.policy import Sample
-from composer_jax.sampler.route_read import RouteReader, message_route_bytes, piece_sizes, read_sizes, used_pieces
+from composer_jax.sampler.route_read import RouteReader, piece_sizes, read_sizes, used_pieces
 from composer_jax.sampler.runner import shards_here
 from composer_jax.sampler.sequence import SequenceState
+from composer_jax.scale.message_costs import message_route_bytes
 from tests.compilations import compiles_nothing
 
 KIMI = PRESETS["kimi_k2_5"]

@@ -13,6 +13,7 @@ from composer_jax.frames import FrameError, encode_frame
 from composer_jax.parallel.context import zigzag_order
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.rl.batch import NO_ROUTE, WeightedRow, pack_rows
+from composer_jax.scale import step_bytes
 from composer_jax.scale.step_bytes import frame_overhead, token_bytes
 from composer_jax.train import batch_parts, shard_batch
 from composer_jax.train.batch_parts import BatchPartReader, part_bytes, part_frames
@@ -20,7 +21,13 @@ from tests.test_frames import read
 
 ROUTES = (3, 2)
 PROCESSES = 4
-MESHES = [dict(data=8), dict(data=2, context=4), dict(data=4, context=2), dict(replica=2, context=2, tensor=2)]
+MESHES = [
+    dict(data=8),
+    dict(data=2, context=4),
+    dict(data=4, context=2),
+    dict(replica=2, context=2, tensor=2),
+    dict(data=2, tensor=4),
+]
 
 
 class OneOfFour:
@@ -80,8 +87,9 @@ def test_routes_are_made_as_if_the_batch_were_whole():
         assert padding.any() and (np.asarray(batch["routes"])[padding] == NO_ROUTE).all()
 
 
-def test_processes_get_what_their_devices_hold(mesh, monkeypatch):
-    monkeypatch.setattr(batch_parts, "PIECE_BYTES", 5000)
+@pytest.mark.parametrize("piece_bytes", [300, 5000], ids=["positions of a row", "rows"])
+def test_processes_get_what_their_devices_hold(mesh, monkeypatch, piece_bytes):
+    monkeypatch.setattr(batch_parts, "PIECE_BYTES", piece_bytes)
     (batch,) = packed().batches
     batch["teacher_states"] = np.arange(8 * 4 * 2).reshape(8, 4, 2).astype(ml_dtypes.bfloat16)
     expected, sizes = whole(batch, mesh), []
@@ -95,6 +103,8 @@ def test_processes_get_what_their_devices_hold(mesh, monkeypatch):
         for name, field in part.items():
             for block in shard_batch.process_blocks(mesh, process, name, field.shape):
                 np.testing.assert_array_equal(shard_batch.read_block(field, block, mesh, name), expected[name][block])
+        pieces = [sum(array.nbytes for array in read(frame)[1]) for frame in frames]
+        assert max(pieces) <= piece_bytes, "a row and a position have fewer bytes"
         content = sum(array.nbytes for frame in frames for array in read(frame)[1])
         assert content == part_bytes(batch, mesh, process)
         sizes.append(content)
@@ -104,6 +114,22 @@ def test_processes_get_what_their_devices_hold(mesh, monkeypatch):
     no_slots = sum(field.nbytes for name, field in expected.items() if name not in batch_parts.SLOT_FIELDS)
     assert no_slots == 8 * 32 * token_bytes(ROUTES)
     assert all(of_process * no_slots <= size <= of_process * no_slots + 2 * 8 * 4 * 2 for size in sizes)
+
+
+@pytest.mark.parametrize("length", [32, 64])
+def test_parts_have_the_bytes_that_the_formula_says(mesh, length):
+    (batch, *_) = packed(length).batches
+    blocks = mesh.shape["replica"] * mesh.shape["data"] * mesh.shape["context"]
+    options = dict(copies=max(1, PROCESSES // blocks))
+    sizes = [part_bytes(batch, mesh, process) for process in range(PROCESSES)]
+    assert sizes == [step_bytes.part_bytes(8 * length, token_bytes(ROUTES), PROCESSES, **options)] * PROCESSES
+    assert sum(sizes[1:]) == step_bytes.sent_bytes(8 * length, token_bytes(ROUTES), PROCESSES, **options)
+
+
+def test_seconds_of_batches_are_those_of_the_sender_or_of_a_receiver():
+    assert step_bytes.batch_seconds(1e6, 992, 1) == 0
+    assert step_bytes.batch_seconds(1e6, 992, 2) == pytest.approx(0.5 * 992e6 / step_bytes.RECEIVE_RATE)
+    assert step_bytes.batch_seconds(2e6, 992, 256) == pytest.approx(255 / 256 * 2 * 992e6 / step_bytes.SEND_RATE)
 
 
 @pytest.mark.parametrize("length", [64, 256])

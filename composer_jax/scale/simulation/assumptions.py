@@ -4,17 +4,20 @@ import dataclasses
 from typing import Literal, get_args
 
 from composer_jax.errors import UserError
+from composer_jax.scale.message_costs import MESSAGE_RATE, MESSAGE_S
+from composer_jax.scale.step_bytes import RECEIVE_RATE, SEND_RATE
 
 Tail = Literal["lognormal", "pareto"]
 _BOUNDS = (
     (
         "turns_median turn_tokens observation_tokens sandbox_starts_per_s network_bytes_per_s publish_bytes_per_s "
-        "receive_bytes_per_s chips_per_host",
+        "receive_bytes_per_s chips_per_host message_bytes_per_s batch_send_bytes_per_s "
+        "batch_receive_bytes_per_s",
         lambda value: value > 0,
         "a number above 0",
     ),
     (
-        "tool_s tool_spread command_s grade_s sandbox_start_s install_pause_s prompt_tokens",
+        "tool_s tool_spread command_s grade_s sandbox_start_s install_pause_s prompt_tokens message_s call_s",
         lambda value: value >= 0,
         "0 or more",
     ),
@@ -78,12 +81,25 @@ class Assumptions:
     """Bytes of a weight patch as a fraction of the bfloat16 weights. Published: 1.98 % (Fireworks, for Composer 2);
     measured here: 0.6 % at a learning rate of 1e-6, 1.7 % at 3e-6."""
     network_bytes_per_s: float = 12.5e9
-    """Bytes per second at which the learner uploads a patch, and at which each replica of the engine downloads it.
-    Assumed: 100 Gbit/s."""
+    """Bytes per second at which the learner uploads a patch, each replica of the engine downloads it, and a host of the
+    learner sends messages or batches. Assumed: 100 Gbit/s."""
     publish_bytes_per_s: float = 1.0e9
     """Bytes of weights that one host of the learner compares and encodes in a second. Measured here on two cores."""
     receive_bytes_per_s: float = 1.1e9
     """Bytes of weights that one host of an engine checks and writes in a second. Measured here on two cores."""
+    message_s: float = MESSAGE_S
+    """Seconds of the learner's process 0 for a message, beside its bytes. Measured here (python -m
+    benchmarks.message_costs)."""
+    message_bytes_per_s: float = MESSAGE_RATE
+    """Bytes per second in which process 0 takes in the answers of engines. Measured here (the same)."""
+    call_s: float = 0.002
+    """Seconds of an engine's host for a call of sampler.decode_steps tokens, which the devices hide as long as they
+    take longer. Assumed."""
+    batch_send_bytes_per_s: float = SEND_RATE
+    """Bytes of batches that the learner's process 0 makes and sends in a second. Measured here (python -m
+    benchmarks.step_batches)."""
+    batch_receive_bytes_per_s: float = RECEIVE_RATE
+    """Bytes of batches that another process of the learner receives in a second. Measured here (the same)."""
     chips_per_host: int = 4
     """Chips of one host. Published for v5p and TPU7x."""
     install_pause_s: float = 30.0

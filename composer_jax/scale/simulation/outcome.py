@@ -38,11 +38,13 @@ class Outcome:
     sampled_tokens_per_s: float
     trained_tokens_per_step: float
     learner_utilisation: float
-    """Fraction of the time in which the learner computed."""
+    """Fraction of the time in which the learner computed, or its processes waited for a batch."""
     engine_utilisation: float
     """Tokens sampled as a fraction of those that the engines sample with all sessions decoding."""
     sandbox_utilisation: float
     """Fraction of the sandboxes in use, in the mean over time."""
+    router_utilisation: float
+    """Seconds that messages take of the learner's process 0, over the time; 1 is all that it has."""
     episodes_running: float
     """Episodes with a sandbox and a session, in the mean over time."""
     staleness_mean: float
@@ -89,7 +91,7 @@ class Recorder:
         self._began, self._phases, self._episode_s = self._now, dict.fromkeys(PHASES, 0.0), 0.0
         self._commits: list[float] = []
         self._graded = self._lost = self._groups = self._late = self._staleness = self._staleness_max = 0
-        self._tokens, self._steps = 0.0, 0
+        self._tokens, self._steps, self._messages_s = 0.0, 0, 0.0
         self._sampled_before, self._pool = 0.0, None
 
     def start(self, pool: DecodePool) -> None:
@@ -107,6 +109,9 @@ class Recorder:
             self._lost += 1
         else:
             self._graded += 1
+
+    def count_messages(self, seconds: float) -> None:
+        self._messages_s += seconds
 
     def count_step(self, staleness: Sequence[int], groups: int, dropped: int, tokens: float) -> None:
         self._shipped += groups
@@ -136,6 +141,7 @@ class Recorder:
             learner_utilisation=self._phases["learning"] / max(seconds, 1e-9),
             engine_utilisation=tokens_per_s / roles.peak_tokens_per_s,
             sandbox_utilisation=self._episode_s / max(seconds, 1e-9) / roles.sandboxes,
+            router_utilisation=self._messages_s / max(seconds, 1e-9),
             episodes_running=self._episode_s / max(seconds, 1e-9),
             staleness_mean=self._staleness / max(self._groups, 1),
             staleness_max=self._staleness_max,

@@ -1,12 +1,15 @@
 """Roles: how fast the simulated learner, engines and sandboxes are, and how that follows from what was bought."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from composer_jax.errors import UserError
+from composer_jax.scale.message_costs import message_seconds, reply_bytes, request_bytes
 from composer_jax.scale.simulation.assumptions import Assumptions
+from composer_jax.scale.step_bytes import batch_seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +40,20 @@ class Speeds:
 
 
 @dataclasses.dataclass(frozen=True)
+class TokenBytes:
+    """Bytes of a token of a config between hosts (study.py: token_bytes_of)."""
+
+    route: int
+    """Of its routes in a message; 0 where none are replayed."""
+    batch: int
+    """In a training batch."""
+    batch_tokens: int
+    """Places in the largest training batch."""
+    call_tokens: int
+    """Tokens that a decode call samples of each conversation."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Roles:
     """What the simulation needs to know of the roles."""
 
@@ -54,6 +71,8 @@ class Roles:
     """Seconds without decoding while weights are installed."""
     sandbox_start_s: float = 0.0
     sandbox_starts_per_s: float = float("inf")
+    message_s_per_token: float = 0.0
+    """Seconds of the learner's process 0 for messages, one after another, per sampled token."""
 
     @property
     def sessions(self) -> int:
@@ -66,15 +85,49 @@ class Roles:
         return max(n * rate for n, rate in enumerate(self.rates))
 
 
+def turn_bytes(sizes: TokenBytes, assumed: Assumptions) -> float:
+    """Returns the bytes of the message of a turn, both ways: the engine lacks the tools' answers."""
+    routes = sizes.route * (assumed.turn_tokens + assumed.observation_tokens)
+    return request_bytes(assumed.observation_tokens) + reply_bytes(assumed.turn_tokens, routes)
+
+
+def turn_seconds(sizes: TokenBytes, assumed: Assumptions) -> float:
+    """Returns the seconds of the learner's process 0 for the message of a turn, or of its network if that is slower."""
+    n_bytes = turn_bytes(sizes, assumed)
+    host_s = message_seconds(n_bytes, assumed.message_s, assumed.message_bytes_per_s)
+    return max(host_s, n_bytes / assumed.network_bytes_per_s)
+
+
+def learner_processes(fleet: Fleet, assumed: Assumptions) -> int:
+    """Returns the hosts of the learner, each of which has one process."""
+    return max(1, math.ceil(fleet.learner_chips / assumed.chips_per_host))
+
+
+def send_batch_seconds(sizes: TokenBytes, fleet: Fleet, assumed: Assumptions, tokens: float) -> float:
+    """Returns the seconds in which all processes of the learner get their parts of `tokens` places in batches."""
+    send_rate = min(assumed.batch_send_bytes_per_s, assumed.network_bytes_per_s)
+    processes = learner_processes(fleet, assumed)
+    return batch_seconds(
+        tokens, sizes.batch, processes, send_rate=send_rate, receive_rate=assumed.batch_receive_bytes_per_s
+    )
+
+
 def make_roles(
-    fleet: Fleet, speeds: Speeds, assumed: Assumptions, prefilled_per_sampled: float, sessions: int
+    fleet: Fleet,
+    speeds: Speeds,
+    assumed: Assumptions,
+    prefilled_per_sampled: float,
+    sessions: int,
+    sizes: TokenBytes,
 ) -> Roles:
     """Returns the roles of a fleet.
 
     The learner's speed is proportional to its chips; the engine consists of whole replicas, over which conversations
     are spread evenly. Prefill takes its share of an engine's time: while n conversations get a token each, their
     prefill takes n * prefilled_per_sampled * prefill_s. Where more conversations want to sample than a replica has
-    slots, they share them evenly.
+    slots, they share them evenly. An engine's host works on the next call while the devices compute one. The learner
+    computes the gradient of a batch while process 0 sends the next one, so a step takes the longer of both, and the
+    time of sending the first batch.
 
     Args:
       prefilled_per_sampled: tokens that are prefilled for each that is sampled.
@@ -94,13 +147,18 @@ def make_roles(
     conversations = np.arange(1, replicas * sessions + 1) / replicas
     decoding = np.clip(conversations, 1, held[-1])
     step_s = np.interp(decoding, held, seconds) + decoding * prefilled_per_sampled * speeds.prefill_s
+    step_s = np.maximum(step_s, assumed.call_s / sizes.call_tokens)
     step_s = step_s * np.maximum(conversations / held[-1], 1)  # of more than there are slots, each has a share
     learner_hosts = fleet.learner_chips / assumed.chips_per_host
     replica_hosts = speeds.replica_chips / assumed.chips_per_host
     return Roles(
         rates=[0.0, *(1 / step_s).tolist()],
         sandboxes=fleet.sandboxes,
-        learn_s_per_token=1 / (assumed.packing * speeds.trained_tokens_per_s * fleet.learner_chips),
+        learn_s_per_token=max(
+            1 / (speeds.trained_tokens_per_s * fleet.learner_chips), send_batch_seconds(sizes, fleet, assumed, 1)
+        )
+        / assumed.packing,
+        learn_s=send_batch_seconds(sizes, fleet, assumed, sizes.batch_tokens),
         publish_s=speeds.weight_bytes
         * (
             1 / (assumed.publish_bytes_per_s * learner_hosts)
@@ -110,4 +168,5 @@ def make_roles(
         install_s=assumed.install_pause_s,
         sandbox_start_s=assumed.sandbox_start_s,
         sandbox_starts_per_s=assumed.sandbox_starts_per_s,
+        message_s_per_token=turn_seconds(sizes, assumed) / assumed.turn_tokens,
     )

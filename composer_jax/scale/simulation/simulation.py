@@ -2,7 +2,8 @@
 
 It takes the decisions of rl/orchestrator.py in their order: groups are admitted when a step is committed, episodes wait
 for a session of the engine and a sandbox first in, first out, a step learns when the buffer gives a batch, and is
-committed when the engines hold its weights. The learner has its own devices.
+committed when the engines hold its weights. The learner has its own devices. Messages to the engines go through its
+process 0, one after another.
 
 An attempt alternates between sandbox and engine `parts` times, however many turns it has: a part of its seconds in the
 sandbox passes, then a part of its tokens is sampled at the rate that the engines have from moment to moment
@@ -29,7 +30,7 @@ from composer_jax.scale.simulation.outcome import Outcome, Recorder
 from composer_jax.scale.simulation.roles import Roles
 from composer_jax.scale.simulation.workload import FINISHED, HUNG, Attempt, Workload
 
-_SANDBOX, _LEARNED, _PUBLISHED, _INSTALLED, _MEASURE, _HOUR = range(6)
+_SANDBOX, _LEARNED, _PUBLISHED, _INSTALLED, _MEASURE, _HOUR, _MESSAGE = range(7)
 HOUR_S = 3600.0
 
 
@@ -97,7 +98,7 @@ class Simulation:
         self._entries = 0
         self._groups: dict[int, _Group] = {}
         self._queue: deque[_Episode] = deque()
-        self._running, self._next_start = 0, 0.0
+        self._running, self._next_start, self._next_message = 0, 0.0, 0.0
         self._phase, self._batch, self._version, self._served_version = "waiting", [], 0, 0
         self._recorder = Recorder(roles)
 
@@ -149,6 +150,8 @@ class Simulation:
     def _handle(self, kind: int, item: Any) -> None:
         if kind == _SANDBOX:
             self._leave_sandbox(item)
+        elif kind == _MESSAGE:
+            self._begin_decoding(item)
         elif kind == _LEARNED:
             self._ship()
         elif kind == _PUBLISHED:
@@ -198,7 +201,15 @@ class Simulation:
             return
         if episode.attempt.fate == HUNG:
             self._end_attempt(episode)
+        elif seconds := self._roles.message_s_per_token * episode.attempt.sampled / self._parts:
+            self._next_message = max(self._pool.now, self._next_message) + seconds
+            self._recorder.count_messages(seconds)
+            self._start_timer(self._next_message, _MESSAGE, episode)
         else:
+            self._begin_decoding(episode)
+
+    def _begin_decoding(self, episode: _Episode) -> None:
+        if not episode.group.is_dropped:
             episode.group.decoding += 1
             self._pool.add(episode.attempt.sampled / self._parts, episode)
 

@@ -16,12 +16,14 @@ from composer_jax.parallel.mesh import batch_shards
 from composer_jax.rl.config import RLConfig
 from composer_jax.rl.group_buffer import LateGroups
 from composer_jax.sampler.session_gate import SOFT_LIMIT
+from composer_jax.scale.message_costs import route_token_bytes
 from composer_jax.scale.plan import PlacedStep, place_steps, predict_step
 from composer_jax.scale.simulation.assumptions import Assumptions
 from composer_jax.scale.simulation.outcome import Outcome
-from composer_jax.scale.simulation.roles import Fleet, Speeds, make_roles
+from composer_jax.scale.simulation.roles import Fleet, Speeds, TokenBytes, make_roles, turn_bytes, turn_seconds
 from composer_jax.scale.simulation.simulation import HOUR_S, Simulation
 from composer_jax.scale.simulation.workload import DrawnWorkload
+from composer_jax.scale.step_bytes import token_bytes
 from composer_jax.scale.topology import tpu_slice
 from composer_jax.schema.run_config import RunConfig, run_config
 
@@ -72,10 +74,25 @@ class Study:
             seed=self.seed,
         )
         sessions = self.sessions(workload.longest_context)
-        roles = make_roles(fleet, self.speeds, assumed, workload.prefilled_per_sampled, sessions)
+        roles = make_roles(fleet, self.speeds, assumed, workload.prefilled_per_sampled, sessions, self.sizes)
         limit = self.config.agent.episode_seconds
         simulation = Simulation(rl, roles, workload, episode_seconds=limit, parts=self.parts)
         return simulation.run(self.hours * HOUR_S, warm_up_s=self.warm_up_hours * HOUR_S, on_hour=on_hour)
+
+    @property
+    def sizes(self) -> TokenBytes:
+        """Bytes of a token of the run."""
+        return token_bytes_of(self.config)
+
+    @property
+    def costs(self) -> dict[str, float]:
+        """What hosts move, for the table."""
+        return {
+            "message_bytes": turn_bytes(self.sizes, self.assumed),
+            "message_s": turn_seconds(self.sizes, self.assumed),
+            "batch_token_bytes": self.sizes.batch,
+            "patch_bytes": self.assumed.patch_fraction * self.speeds.weight_bytes,
+        }
 
     def sessions(self, longest_context: float) -> int:
         """Returns how many sessions one replica of the engine holds, by the rule of sampler/session_gate.py.
@@ -120,6 +137,17 @@ class Study:
 
     def _grown(self, fleet: Fleet, field: str, more: int) -> Fleet:
         return dataclasses.replace(fleet, **{field: getattr(fleet, field) + more})
+
+
+def token_bytes_of(config: RunConfig) -> TokenBytes:
+    """Returns the bytes of a token of a run between hosts (scale/message_costs.py, scale/step_bytes.py)."""
+    rl, shape = config.rl, config.rl.route_shape(config.model)
+    return TokenBytes(
+        route=route_token_bytes(config.model) if shape else 0,
+        batch=token_bytes(shape, has_reference=rl.algorithm.kl.coefficient > 0),
+        batch_tokens=max(rows * length for length, rows in rl.batches),
+        call_tokens=config.sampler.decode_steps,
+    )
 
 
 VARIANTS = 6
@@ -199,6 +227,7 @@ def run_study(
         "rows": rows,
         "best": best,
         "speeds": dataclasses.asdict(study.speeds),
+        "costs": study.costs,
         "assumed": dataclasses.asdict(study.assumed),
         "config": _summarize_config(study.config),
         "wall_s": time.perf_counter() - began,

@@ -14,12 +14,14 @@ _COLUMNS = {
     "running": lambda r: f"{r['episodes_running']:,.0f}",
     "learner": lambda r: f"{r['learner_utilisation']:.0%}",
     "engines": lambda r: f"{r['engine_utilisation']:.0%}",
+    "router": lambda r: f"{r['router_utilisation']:.0%}",
     "sandboxes used": lambda r: f"{r['sandbox_utilisation']:.0%}",
     "staleness": lambda r: f"{r['staleness_mean']:.2f}, {r['staleness_max']}",
     "dropped": lambda r: f"{r['dropped_fraction']:.1%}",
     "limit": lambda r: r["limit"],
 }
 """Column -> text of a row. Utilisations are means over the measured time, staleness is mean and maximum in versions."""
+_SCALES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B"))
 
 
 def format_study(result: Mapping[str, Any]) -> str:
@@ -33,6 +35,7 @@ def format_study(result: Mapping[str, Any]) -> str:
             f"predicted: {speeds['trained_tokens_per_s']:,.0f} trained tokens per second and chip; a replica of "
             f"{speeds['replica_chips']} chips decodes in ms, by conversations with {speeds['mean_context']:,} tokens: "
             f"{steps}; it prefills {1 / speeds['prefill_s']:,.0f} tokens per second",
+            describe_costs(result["costs"]),
             "",
             *(f"| {' | '.join(cells)} |" for cells in [list(_COLUMNS), ["---"] * len(_COLUMNS), *rows]),
             "",
@@ -41,6 +44,21 @@ def format_study(result: Mapping[str, Any]) -> str:
             *(advise(best) for best in result["best"]),
         ]
     )
+
+
+def describe_costs(costs: Mapping[str, float]) -> str:
+    """Returns one sentence about what hosts move."""
+    return (
+        f"hosts: the message of a turn has {format_bytes(costs['message_bytes'])} and takes the learner's process 0 "
+        f"{1000 * costs['message_s']:.2f} ms; a trained token has {costs['batch_token_bytes']:,} bytes in a batch; a "
+        f"version is a patch of {format_bytes(costs['patch_bytes'])}"
+    )
+
+
+def format_bytes(n: float) -> str:
+    """Returns a number of bytes with a unit."""
+    scale, unit = next((scale, unit) for scale, unit in _SCALES if n >= scale or scale == 1)
+    return f"{n / scale:.3g} {unit}"
 
 
 def advise(best: Mapping[str, Any]) -> str:

@@ -97,6 +97,21 @@ def test_a_synchronous_step_is_one_episode_and_one_update():
     assert outcome.staleness_max == 0 and outcome.staleness_mean == 0
 
 
+def test_messages_go_through_the_learner_one_after_another():
+    """100 sandboxes; an attempt samples 10 tokens in no time, with messages of 0.05 s each: 2 attempts a second."""
+    roles = Roles(constant(1e9, 1000), 100, learn_s_per_token=0.0, message_s_per_token=0.05)
+    config = dataclasses.replace(CONFIG, groups={"repository": 50}, max_staleness=4)
+    for parts in (1, 4):
+        simulation = Simulation(config, roles, ConstantWorkload(Attempt(1.0, 10.0, 1.0)), parts=parts)
+        outcome = simulation.run(20_000, warm_up_s=1000)
+        assert outcome.episodes_per_hour == pytest.approx(2 * 3600, rel=0.01)
+        assert outcome.router_utilisation == pytest.approx(1.0, rel=0.01)
+    alone = dataclasses.replace(roles, sandboxes=1)
+    outcome = Simulation(config, alone, ConstantWorkload(Attempt(1.5, 10.0, 1.0))).run(20_000, warm_up_s=1000)
+    assert outcome.episodes_per_hour == pytest.approx(3600 / 2, rel=0.01)
+    assert outcome.router_utilisation == pytest.approx(0.25, rel=0.01)
+
+
 @pytest.mark.parametrize(("sessions", "sandboxes", "limit"), [(5, 100, "engines"), (100, 5, "sandboxes")])
 def test_few_sessions_or_sandboxes_bound_the_episodes(sessions, sandboxes, limit):
     """Five episodes of 9 s at once: a step of 8 episodes takes 8 * 9 / 5 s, if playing runs far enough ahead."""

@@ -13,16 +13,27 @@ from composer_jax.rl.config import RLConfig
 from composer_jax.sampler.config import make_limits
 from composer_jax.sampler.session_gate import SessionGate
 from composer_jax.scale.simulation.assumptions import Assumptions
-from composer_jax.scale.simulation.roles import Fleet, Speeds, make_roles
+from composer_jax.scale.simulation.roles import Fleet, Speeds, TokenBytes, make_roles, turn_seconds
 from composer_jax.scale.simulation.simulation import Simulation
-from composer_jax.scale.simulation.study import VARIANTS, Study, parse_splits, run_study, simulate_table, split_chips
+from composer_jax.scale.simulation.study import (
+    VARIANTS,
+    Study,
+    parse_splits,
+    run_study,
+    simulate_table,
+    split_chips,
+    token_bytes_of,
+)
 from composer_jax.scale.simulation.table import advise, format_study
 from composer_jax.scale.simulation.workload import FINISHED, HUNG, LOST, Attempt, DrawnWorkload
 from composer_jax.schema.run_config import run_config
+from configs.kimi_k2_5 import get_config
 from tests.scale.configuration import small_config
 from tests.scale.simulation.test_simulation import ConstantWorkload
 
 SPEEDS = Speeds(100.0, 4, ((8, 0.02), (16, 0.03)), prefill_s=1e-4, weight_bytes=4e9, mean_context=1000)
+SIZES = TokenBytes(route=0, batch=0, batch_tokens=0, call_tokens=8)
+KIMI = TokenBytes(route=960, batch=992, batch_tokens=16_777_216, call_tokens=8)
 QUIET = Assumptions(lost_fraction=0.0, hung_fraction=0.0, grade_s=0.0, command_s=0.0, tool_spread=0.0)
 
 
@@ -76,7 +87,7 @@ def test_an_episode_does_not_depend_on_which_groups_were_asked_for_before():
 
 
 def test_roles_follow_from_what_was_bought():
-    roles = make_roles(Fleet(10, 9, 50), SPEEDS, dataclasses.replace(QUIET, packing=0.5), 2.0, sessions=24)
+    roles = make_roles(Fleet(10, 9, 50), SPEEDS, dataclasses.replace(QUIET, packing=0.5), 2.0, 24, SIZES)
     assert roles.sessions == 2 * 24 and roles.sandboxes == 50  # two replicas of four chips
     assert 1 / roles.rates[32] == pytest.approx(0.03 + 16 * 2 * 1e-4)
     assert 1 / roles.rates[24] == pytest.approx(0.025 + 12 * 2 * 1e-4)
@@ -85,6 +96,30 @@ def test_roles_follow_from_what_was_bought():
     assert roles.learn_s_per_token == pytest.approx(1 / (0.5 * 100 * 10))
     encode, send, decode = 4e9 / (1e9 * 2.5), 2 * 0.02 * 4e9 / 12.5e9, 4e9 / 1.1e9
     assert roles.publish_s == pytest.approx(encode + send + decode)
+
+
+def test_messages_calls_and_batches_take_the_seconds_of_their_bytes():
+    assumed = dataclasses.replace(QUIET, message_s=0.001, message_bytes_per_s=1e9, packing=0.5)
+    assert turn_seconds(KIMI, assumed) == pytest.approx(0.001 + (900 * 960 + 300 * 28 + 600 * 4 + 1024) / 1e9)
+    slow = dataclasses.replace(assumed, network_bytes_per_s=1e6)
+    assert turn_seconds(KIMI, slow) == pytest.approx(0.874, rel=0.01), "the network is slower than the host"
+    for chips in (8, 1024):
+        roles = make_roles(Fleet(chips, 4, 50), SPEEDS, assumed, 0.0, 16, KIMI)
+        others = (chips / 4 - 1) / (chips / 4)
+        learning, sending = 1 / (100 * chips), max(992 * others / 2e9, 992 / (chips / 4) / 1.2e9)
+        assert roles.learn_s_per_token == pytest.approx(max(learning, sending) / 0.5)
+        assert roles.learn_s == pytest.approx(16_777_216 * sending), "of the first batch nothing is hidden"
+        assert roles.message_s_per_token * 300 == pytest.approx(turn_seconds(KIMI, assumed))
+    assert make_roles(Fleet(4, 4, 50), SPEEDS, assumed, 0.0, 16, KIMI).learn_s == 0, "one host has all of its batch"
+    busy = make_roles(Fleet(4, 4, 50), SPEEDS, dataclasses.replace(assumed, call_s=0.8), 0.0, 16, KIMI)
+    assert busy.rates[1] == pytest.approx(8 / 0.8), "an engine waits for a host that takes longer than its devices"
+
+
+def test_sizes_follow_from_the_network_and_from_what_is_replayed():
+    config = run_config(get_config())
+    assert token_bytes_of(config) == KIMI
+    off = dataclasses.replace(config, rl=dataclasses.replace(config.rl, router_replay="off"))
+    assert (token_bytes_of(off).route, token_bytes_of(off).batch) == (0, 32)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +152,7 @@ def test_the_cache_of_a_replica_holds_the_sessions_that_the_gate_would_open(cach
 def test_engines_are_used_while_tools_run_where_they_hold_more_sessions_than_slots(sessions, at_least, at_most):
     """64 slots, and episodes that sample for 10 s, if nobody waits for a slot, and run tools for 30 s."""
     speeds = dataclasses.replace(SPEEDS, decode_steps=((64, 0.02),), prefill_s=0.0)
-    roles = make_roles(Fleet(1, 4, 1000), speeds, dataclasses.replace(QUIET, install_pause_s=0.0), 0.0, sessions)
+    roles = make_roles(Fleet(1, 4, 1000), speeds, dataclasses.replace(QUIET, install_pause_s=0.0), 0.0, sessions, SIZES)
     config = RLConfig(groups={"repository": 64}, group_size=8, max_staleness=4)
     workload = ConstantWorkload(Attempt(30.0, 500.0, 0.0), group_size=8)
     outcome = Simulation(config, roles, workload, parts=4).run(20_000, warm_up_s=1000)
@@ -127,7 +162,7 @@ def test_engines_are_used_while_tools_run_where_they_hold_more_sessions_than_slo
 @pytest.mark.parametrize("fleet", [Fleet(0, 8, 8), Fleet(8, 3, 8), Fleet(8, 8, 0)])
 def test_a_fleet_without_a_role_is_refused(fleet):
     with pytest.raises(UserError, match="are too few; a learner has at least one chip, rollout 4"):
-        make_roles(fleet, SPEEDS, QUIET, 1.0, 16)
+        make_roles(fleet, SPEEDS, QUIET, 1.0, 16, SIZES)
 
 
 def test_splits_of_chips():
@@ -143,6 +178,7 @@ def test_splits_of_chips():
         (dict(turn_tokens=0.0), "--turn_tokens=0.0 is out of range"),
         (dict(tool_s=-1.0), "--tool_s=-1.0 is out of range"),
         (dict(lost_fraction=1.0), "--lost_fraction=1.0 is out of range"),
+        (dict(message_bytes_per_s=0.0), "--message_bytes_per_s=0.0 is out of range"),
         (dict(packing=0.0), "--packing=0.0 is out of range"),
         (dict(turns_p99=20.0), "--turns_p99=20.0 is below --turns_median=50.0"),
         (dict(turns_tail="normal"), "--turns_tail='normal' is unknown; use lognormal or pareto"),
@@ -229,3 +265,4 @@ def test_the_table_has_a_row_for_every_run():
     assert [best["sandboxes"] for best in result["best"]] == [4, 40]
     text = format_study(result)
     assert text.count("\n| ") == 6 and "| 40 | 4:12 |" in text and "sandboxes: the learner waits" in text
+    assert "the message of a turn has" in text and result["costs"]["patch_bytes"] == 0.02 * 4e9

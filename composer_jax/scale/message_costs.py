@@ -1,0 +1,90 @@
+"""Bytes and host seconds of what a learner and its engines exchange while episodes play (docs/fleet.md).
+
+    to the engine, a message    = 4 * tokens that the engine lacks + REQUEST_HEADER_BYTES
+    from the engine             = SAMPLED_TOKEN_BYTES * sampled tokens + routes + REPLY_HEADER_BYTES
+    routes, on every hop        = tokens without routes * L * k * (1 up to 256 experts, else 2)
+    a decode call               = DECODE_ROW_BYTES * rows + 12 * entries of page tables + headers, to every other
+                                  process of the engine
+    status                      = STATUS_BYTES a second, engine and learner
+    seconds of the learner      = messages * MESSAGE_S + bytes / MESSAGE_RATE
+
+L expert layers and k experts a token. Neither the chips nor the length of the context is in a message. Headers are
+upper bounds; tests count all bytes at two sizes. The seconds are those of one core of this project's measurement
+(python -m benchmarks.message_costs).
+"""
+
+import dataclasses
+
+from composer_jax.models.config import ModelConfig
+from composer_jax.sampler.route_read import route_dtype
+
+CONTEXT_TOKEN_BYTES = 4
+SAMPLED_TOKEN_BYTES = 28
+"""Of a sampled token: id, two log-probabilities (before and after the processing of logits) and the version."""
+REQUEST_HEADER_BYTES = 512
+REPLY_HEADER_BYTES = 512
+"""Of a message's frame, at most: its parameters, and what describes its arrays."""
+STATUS_BYTES = 1000
+"""Of the frame in which an engine says what it does, at most."""
+DECODE_ROW_BYTES = 24
+"""Of a row of a decode call: token, position, budget, seed, page table, and the row that it continues."""
+TABLE_ENTRY_BYTES = 12
+CALL_HEADER_BYTES = 512
+"""Of the commands of a device call, at most."""
+MESSAGE_S = 0.0002
+"""Seconds of the learner's process 0 for a message without routes."""
+MESSAGE_RATE = 0.33e9
+"""Bytes per second in which it receives, checks and unpacks an answer."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RouteBytes:
+    """Bytes of the routes of one message on each hop."""
+
+    device_to_host: int
+    """From the one shard that has its pages."""
+    host_to_host: int
+    """From the process that owns this shard to process 0 of the engine; nothing if that is the same."""
+    frame: int
+    """The array of Sample.routing, from process 0 to a learner, a worker or the journal."""
+
+
+def route_token_bytes(config: ModelConfig) -> int:
+    """Returns the bytes of the routes of one token in a message: L * k * itemsize, 0 of a network without experts."""
+    return config.n_moe_layers * config.experts_per_token * route_dtype(config.n_experts).itemsize
+
+
+def message_route_bytes(config: ModelConfig, tokens: int, *, same_process: bool = False) -> RouteBytes:
+    """Returns the bytes of the routes of a message; headers are less than 1 % from 500 tokens of Kimi K2.5 on.
+
+    Args:
+      tokens: those whose routes the caller lacks, new observations and sampled tokens: len(Sample.routing).
+      same_process: whether process 0 of the engine owns the shard of the message.
+    """
+    n = tokens * route_token_bytes(config)
+    return RouteBytes(n, 0 if same_process else n, n)
+
+
+def request_bytes(tokens: float) -> float:
+    """Returns the bytes of a message to an engine. tokens: of the context that the engine lacks."""
+    return CONTEXT_TOKEN_BYTES * tokens + REQUEST_HEADER_BYTES
+
+
+def reply_bytes(sampled: float, route_bytes: float) -> float:
+    """Returns the bytes of a message from an engine. route_bytes: 0 where routes are not replayed."""
+    return SAMPLED_TOKEN_BYTES * sampled + route_bytes + REPLY_HEADER_BYTES
+
+
+def message_seconds(n_bytes: float, message_s: float = MESSAGE_S, bytes_per_s: float = MESSAGE_RATE) -> float:
+    """Returns the seconds of the learner's process 0 for a message that has these bytes, both ways."""
+    return message_s + n_bytes / bytes_per_s
+
+
+def decode_call_bytes(rows: int, changes: int) -> int:
+    """Returns the bytes of a decode call on their way to one other process of the engine.
+
+    Args:
+      rows: of the call on all shards, those without a request included.
+      changes: entries of the writes of page tables before it, padding included (sampler/page_tables.py).
+    """
+    return DECODE_ROW_BYTES * rows + TABLE_ENTRY_BYTES * changes + CALL_HEADER_BYTES

@@ -1,0 +1,87 @@
+"""The formulas of messages against the frames that cross a connection, at two sizes."""
+
+import asyncio
+import dataclasses
+
+import numpy as np
+import pytest
+
+from composer_jax.data.chat.sampling_params import SamplingParams
+from composer_jax.frames import encode_frame
+from composer_jax.models.presets import PRESETS
+from composer_jax.rl.workers import channel
+from composer_jax.sampler.policy import Sample
+from composer_jax.scale.message_costs import (
+    REPLY_HEADER_BYTES,
+    REQUEST_HEADER_BYTES,
+    STATUS_BYTES,
+    message_route_bytes,
+    reply_bytes,
+    request_bytes,
+)
+from tests.rl.engines.seeded_engine import REQUIRED, Engine, new_fleet
+from tests.rl.workers.seeded_policy import until
+
+KIMI = PRESETS["kimi_k2_5"]
+
+
+async def frames_of(monkeypatch, prompt: int, observed: int, sampled: int) -> dict[str, list[int]]:
+    """Sizes of the frames of two messages of a session, and of statuses, by what they are; a fleet in this process."""
+    sizes: dict[str, list[int]] = {"sample": [], "reply": [], "status": []}
+
+    def counting(header, arrays=()):
+        frame = encode_frame(header, arrays)
+        kind = "reply" if arrays and "reply" in header else header.get("method")
+        if kind in sizes:
+            sizes[kind].append(len(frame))
+        return frame
+
+    def spoil(sample):
+        routes = np.ones((lengths[0] - known[0], 60, 8), np.uint16)
+        numbers = [-0.123456789] * sampled
+        return Sample(
+            [5] * sampled,
+            numbers,
+            [0] * sampled,
+            "length",
+            raw_logprobs=numbers,
+            routing=routes,
+            routing_start=known[0],
+        )
+
+    engine = Engine()
+    engine.spoil, lengths, known = spoil, [0], [0]
+    engine.description = dataclasses.replace(engine.description, returns_routing=True)
+    required = dataclasses.replace(REQUIRED, route_shape=(60, 8), n_experts=384)
+    async with engine.serving(), engine.listening():
+        monkeypatch.setattr(channel, "encode_frame", counting)
+        async with (fleet := new_fleet([engine.port], required=required)).serving():
+            session = await fleet.open(0)
+            context = [7] * prompt
+            for _ in range(2):
+                lengths[0] = len(context) + sampled - 1
+                params = SamplingParams(sampled, return_routing=True, routing_start=known[0])
+                sample = await session.sample(context, params)
+                known[0] = lengths[0]
+                context = [*context, *sample.tokens, *[9] * observed]
+            await until(lambda: sizes["status"])
+            session.close()
+    return sizes
+
+
+@pytest.mark.parametrize(("prompt", "observed", "sampled"), [(1000, 100, 50), (1000, 400, 200), (3000, 400, 200)])
+def test_a_message_has_the_bytes_of_its_new_tokens(monkeypatch, prompt, observed, sampled):
+    """The second message of a session: the prompt is no longer in it."""
+    sizes = asyncio.run(frames_of(monkeypatch, prompt, observed, sampled))
+    for name, formula, header in (
+        ("sample", request_bytes(observed), REQUEST_HEADER_BYTES),
+        (
+            "reply",
+            reply_bytes(sampled, message_route_bytes(KIMI, observed + sampled).frame),
+            REPLY_HEADER_BYTES,
+        ),
+    ):
+        assert len(sizes[name]) == 2
+        assert formula - header < sizes[name][1] <= formula, name
+    assert sizes["sample"][0] - sizes["sample"][1] == pytest.approx(4 * (prompt - observed), abs=20)
+    assert max(sizes["status"]) <= STATUS_BYTES
