@@ -9,6 +9,7 @@ a time, the policy samples.
 
 import asyncio
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -21,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from composer_jax.data.chat.sampling_params import SamplingParams
-from composer_jax.frames import FrameError, encode_frame, read_frame
+from composer_jax.frames import FrameError, encode_frame, frame_buffers, read_frame
 from composer_jax.rl.workers.messages import sample_from_frame, sample_to_frame
 from composer_jax.sampler.policy import Policy, Sample, Session
 
@@ -136,7 +137,7 @@ class _File:
         header, arrays = sample_to_frame(sample)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("ab") as file:
-            file.write(encode_frame({**header, "request": request, "crc": _checksum(arrays)}, arrays))
+            file.writelines(frame_buffers({**header, "request": request, "crc": _checksum(arrays)}, arrays))
 
     def truncate(self, size: int) -> None:
         self._check()
@@ -148,10 +149,10 @@ class _File:
 
 
 def _checksum(arrays: Sequence[np.ndarray]) -> int:
-    return zlib.crc32(b"".join(array.tobytes() for array in arrays))
+    return functools.reduce(lambda crc, array: zlib.crc32(array.tobytes(), crc), arrays, 0)
 
 
 def _hash_request(tokens: np.ndarray, params: SamplingParams, branch: int) -> str:
     digest = hashlib.blake2b(tokens.astype("<i4").tobytes(), digest_size=16)
-    digest.update(json.dumps([dataclasses.asdict(params), branch]).encode())
+    digest.update(json.dumps([vars(params), branch]).encode())
     return digest.hexdigest()

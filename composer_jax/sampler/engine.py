@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+from array import array
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Literal, Self
 
@@ -371,10 +372,10 @@ class Sampler:
         the network does not have, or stop strings without a decoder.
         """
         self._raise_if_ended()
-        tokens, params = [int(token) for token in request.tokens], request.params
+        tokens, params = np.asarray(request.tokens), request.params
         budget = _check_request(tokens, params, self.definition.config, self.config.max_model_len, self.decode)
         future = asyncio.get_running_loop().create_future()
-        request = dataclasses.replace(request, tokens=tokens)
+        request = dataclasses.replace(request, tokens=array("i", tokens.astype(np.int32).tobytes()))
         handle = RequestHandle(request, budget, self.end_tokens, self.decode, future)
         self._requests.add(handle)
         future.add_done_callback(lambda _: self._work.set())  # a cancelled one frees its pages
@@ -498,7 +499,7 @@ class Sampler:
 
 
 def _check_request(
-    tokens: Sequence[int], params: SamplingParams, config: ModelConfig, max_model_len: int, decode: Decode | None
+    tokens: np.ndarray, params: SamplingParams, config: ModelConfig, max_model_len: int, decode: Decode | None
 ) -> int:
     """Returns the most tokens that a request may sample after the context `tokens`.
 
@@ -507,13 +508,14 @@ def _check_request(
     Raises ValueError for an empty context, or one that leaves no room for a token, and UserError for token ids that the
     network does not have, stop strings without `decode`, or return_routing with a cache without routing.
     """
-    if not tokens:
+    if not len(tokens):
         raise ValueError("the context is empty; give the tokens that the sample follows")
     budget = min(params.max_tokens, max_model_len - len(tokens))
     if budget < 1:
         raise ValueError(f"{len(tokens)} tokens leave no room in a context of {max_model_len}")
-    wrong = next((token for token in tokens if not 0 <= token < config.vocab_size), None)
-    if wrong is not None:
+    is_wrong = (tokens < 0) | (tokens >= config.vocab_size)
+    if is_wrong.any():
+        wrong = tokens[is_wrong][0]
         raise UserError(f"the context has the token id {wrong}; those of the model are 0 to {config.vocab_size - 1}.")
     if params.stop_strings and decode is None:
         raise UserError(f"stop_strings={params.stop_strings!r} needs a Sampler with decode=, the text of token ids.")

@@ -59,8 +59,8 @@ class PageTables:
         """Changes per shard that one write takes."""
         self._rows: list[dict[SequenceState, int]] = [{} for _ in range(limits.shards)]
         """Of each shard, the longest unused first."""
-        self._known: list[list[list[int]]] = [[[] for _ in range(self.n_rows)] for _ in range(limits.shards)]
-        """The pages in each row on the devices."""
+        self._known: list[list[tuple[list[int], int]]] = [[([], 0)] * self.n_rows for _ in range(limits.shards)]
+        """SequenceState.pages whose beginning is in each row on the devices, and the number of pages there."""
 
     def new_array(self, mesh: Mesh) -> jax.Array:
         """Returns the tables of a PageTables that has sent nothing yet."""
@@ -96,14 +96,14 @@ class PageTables:
         rows[sequence] = row
 
     def _changes(self, sequence: SequenceState, row: int) -> list[tuple[int, int, int]]:
-        known, pages = self._known[sequence.shard][row], sequence.pages[: self.length]
-        n = len(known)
-        if pages[:n] == known:
-            columns = range(n, len(pages))
+        (known, n), pages = self._known[sequence.shard][row], sequence.pages
+        end = min(len(pages), self.length)
+        if known is pages:
+            columns = range(n, end)
         else:
-            columns = [i for i, page in enumerate(pages) if i >= n or page != known[i]]
+            columns = [i for i in range(end) if i >= n or pages[i] != known[i]]
         # What the row has beyond the pages stays there, and nothing reads it.
-        known[: len(pages)] = pages
+        self._known[sequence.shard][row] = pages, end
         return [(row, column, pages[column]) for column in columns]
 
     def _writes(self, changes: list[list[tuple[int, int, int]]]) -> list[np.ndarray]:

@@ -4,7 +4,8 @@ Every shard has a prefix tree of its own. This trie is over all of them, so one 
 the context's pages, says what every shard has of it.
 """
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from array import array
+from collections.abc import Hashable, Iterable, Iterator
 from typing import Generic, TypeVar
 
 Request = TypeVar("Request", bound=Hashable)
@@ -20,10 +21,11 @@ def n_skipped_pages(computed: int, page_size: int, window: int | None) -> int:
     return 0 if window is None else max(0, computed - window + 1) // page_size
 
 
-def page_keys(tokens: Sequence[int], page_size: int) -> Iterator[tuple[int, ...]]:
-    """Yields the tokens of each full page of a context."""
-    for first in range(0, len(tokens) - page_size + 1, page_size):
-        yield tuple(tokens[first : first + page_size])
+def page_keys(tokens: "array[int]", page_size: int) -> Iterator[bytes]:
+    """Yields the tokens of each full page of a context, as bytes."""
+    content, size = tokens.tobytes(), page_size * tokens.itemsize
+    for first in range(0, len(content) - size + 1, size):
+        yield content[first : first + size]
 
 
 class IndexNode(Generic[Request]):
@@ -31,15 +33,23 @@ class IndexNode(Generic[Request]):
 
     __slots__ = ("children", "computing", "key", "parent", "shards")
 
-    def __init__(self, parent: "IndexNode[Request] | None", key: tuple[int, ...]) -> None:
+    def __init__(self, parent: "IndexNode[Request] | None", key: bytes) -> None:
         self.parent, self.key = parent, key
-        self.children: dict[tuple[int, ...], IndexNode[Request]] = {}
+        self.children: dict[bytes, IndexNode[Request]] = {}
         self.shards: set[int] = set()
         """Those whose tree has the page."""
         self.computing: dict[Request, None] = {}
         """Running requests whose prefill has the page ahead, in the order of their admission."""
 
-    def child(self, key: tuple[int, ...]) -> "IndexNode[Request]":
+    def path(self) -> list["IndexNode[Request]"]:
+        """Returns the nodes from the first page to this one."""
+        nodes, node = [], self
+        while node.parent is not None:
+            nodes.append(node)
+            node = node.parent
+        return nodes[::-1]
+
+    def child(self, key: bytes) -> "IndexNode[Request]":
         """Returns the node of a page after this one, made if there is none."""
         node = self.children.get(key)
         if node is None:
@@ -67,19 +77,23 @@ class PrefixIndex(Generic[Request]):
     def __init__(self, page_size: int, window: int | None = None) -> None:
         """window: tokens that a token attends to, itself included, where that holds in every layer."""
         self.page_size, self.window = page_size, window
-        self.root: IndexNode[Request] = IndexNode(None, ())
+        self.root: IndexNode[Request] = IndexNode(None, b"")
         """The empty prefix."""
         self._computing: dict[Request, list[IndexNode[Request]]] = {}
 
     def start_epoch(self) -> None:
         """Forgets all prefixes; the trees do the same next."""
-        self.root = IndexNode(None, ())
+        self.root = IndexNode(None, b"")
         self._computing.clear()
 
-    def path(self, tokens: Sequence[int]) -> list[IndexNode[Request]]:
-        """Returns the nodes of a context's full pages, up to the first page that nobody has or computes."""
-        node, nodes = self.root, []
-        for key in page_keys(tokens, self.page_size):
+    def path(self, tokens: "array[int]", known: IndexNode[Request] | None = None) -> list[IndexNode[Request]]:
+        """Returns the nodes of a context's full pages, up to the first page that nobody has or computes.
+
+        known: of a prefix of the context, which somebody has; the time is then that of the pages after it.
+        """
+        node = self.root if known is None else known
+        nodes = node.path()
+        for key in page_keys(tokens[len(nodes) * self.page_size :], self.page_size):
             child = node.children.get(key)
             if child is None:
                 break
@@ -107,7 +121,7 @@ class PrefixIndex(Generic[Request]):
         end_runs(before)
         return pages
 
-    def add_computing(self, request: Request, node: IndexNode[Request], tokens: Sequence[int]) -> None:
+    def add_computing(self, request: Request, node: IndexNode[Request], tokens: "array[int]") -> None:
         """Notes that a running request computes full pages of `tokens` after the prefix of a node of this epoch."""
         nodes = []
         for key in page_keys(tokens, self.page_size):

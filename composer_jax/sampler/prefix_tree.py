@@ -11,6 +11,7 @@ prefix is found as long as the pages are there that the tokens after it attend t
 PagePool says which pages are free. Integers only, no JAX.
 """
 
+from array import array
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -52,13 +53,13 @@ class PrefixNode:
     __slots__ = ("children", "entry", "epoch", "held", "key", "page", "parent")
 
     def __init__(
-        self, parent: "PrefixNode | None", key: tuple[int, ...], page: int | None, epoch: int, entry: IndexNode[Any]
+        self, parent: "PrefixNode | None", key: bytes, page: int | None, epoch: int, entry: IndexNode[Any]
     ) -> None:
         """entry: of this prefix in the index over all shards."""
         self.parent, self.key, self.epoch, self.entry = parent, key, epoch, entry
         self.page = page
         """None where it was reused; never of a node that is held."""
-        self.children: dict[tuple[int, ...], PrefixNode] = {}
+        self.children: dict[bytes, PrefixNode] = {}
         self.held = 0
         """Holders of this page."""
 
@@ -66,6 +67,15 @@ class PrefixNode:
         """The nodes from the first page to this one."""
         nodes, node = [], self
         while node.parent is not None:
+            nodes.append(node)
+            node = node.parent
+        return nodes[::-1]
+
+    def last(self, n: int) -> "list[PrefixNode]":
+        """The last n nodes of the path, in its order."""
+        nodes, node = [], self
+        for _ in range(n):
+            assert node.parent is not None, "the path is shorter"
             nodes.append(node)
             node = node.parent
         return nodes[::-1]
@@ -79,7 +89,7 @@ class PrefixTree:
         self._pool, self._index, self._shard = pool, index, shard
         self._page_size, self._window = index.page_size, index.window
         self._epoch = 0
-        self.root = PrefixNode(None, (), None, self._epoch, index.root)
+        self.root = PrefixNode(None, b"", None, self._epoch, index.root)
         """The empty prefix."""
         self._unheld: dict[PrefixNode, None] = {}
         """Nodes of this epoch whose pages nobody holds, in the order of their release. A path is released from its end,
@@ -90,7 +100,7 @@ class PrefixTree:
         """Pages that nobody holds."""
         return len(self._unheld)
 
-    def match(self, tokens: Sequence[int]) -> PrefixNode:
+    def match(self, tokens: "array[int]") -> PrefixNode:
         """Returns the longest prefix of `tokens`, in full pages, whose pages in the window are here."""
         node = longest = self.root
         present = 0  # pages that are here without a gap before the end of `node`
@@ -124,7 +134,7 @@ class PrefixTree:
             else:
                 self._free(released)
 
-    def insert(self, node: PrefixNode, tokens: Sequence[int], pages: Sequence[int]) -> PrefixNode:
+    def insert(self, node: PrefixNode, tokens: "array[int]", pages: Sequence[int]) -> PrefixNode:
         """Adds full pages below a prefix of the current epoch; returns the longer prefix.
 
         Args:
@@ -163,7 +173,7 @@ class PrefixTree:
         """
         self.reclaim(self.n_reclaimable)
         self._epoch += 1
-        self.root = PrefixNode(None, (), None, self._epoch, self._index.root)
+        self.root = PrefixNode(None, b"", None, self._epoch, self._index.root)
 
     def is_current(self, node: PrefixNode) -> bool:
         """Whether a prefix is of this epoch, so that it can grow and be found."""

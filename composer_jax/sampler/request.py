@@ -13,7 +13,7 @@ from composer_jax.sampler.detokenizer import Decode, IncrementalDetokenizer
 from composer_jax.sampler.drafts import PromptLookup
 from composer_jax.sampler.policy import FinishReason, PromptLogprobs, Sample, SampleChunk, TopLogprobs
 from composer_jax.sampler.runner import NewScores, NewTokens
-from composer_jax.sampler.sequence import CacheLease, SequenceState
+from composer_jax.sampler.sequence import CacheLease, SequenceState, token_array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,9 +50,8 @@ class RequestHandle:
         """budget: most tokens to sample. decode: text of token ids, which stop strings need."""
         self.request, self.future = request, future
         params = request.params
-        self.sequence = SequenceState(
-            list(request.tokens), budget, request.priority, request.group, request.lease, not params.prompt_logprobs
-        )
+        tokens, uses_cache = token_array(request.tokens), not params.prompt_logprobs
+        self.sequence = SequenceState(tokens, budget, request.priority, request.group, request.lease, uses_cache)
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
         self.raw_logprobs: list[float] = []
@@ -108,7 +107,9 @@ class RequestHandle:
         A decode call stops at end tokens by itself. Stops of the request are found here, and tokens that the call
         sampled after one are dropped.
         """
-        n = next((n for n, token in enumerate(new.tokens, 1) if self._ends(token)), None)
+        n = None
+        if self._stop_text is not None or not self._end_ids.isdisjoint(new.tokens):
+            n = next((n for n, token in enumerate(new.tokens, 1) if self._ends(token)), None)
         self.drafts = new.drafts
         self.tokens += new.tokens[:n]
         self.logprobs += new.logprobs[:n]

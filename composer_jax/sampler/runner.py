@@ -10,6 +10,7 @@ gather_shards: what a call returned, with the shards that other processes hold.
 import contextlib
 import dataclasses
 import functools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -38,7 +39,7 @@ from composer_jax.sampler.programs import (
 )
 from composer_jax.sampler.rollout_weights import RolloutWeights
 from composer_jax.sampler.route_read import RouteReader, Wanted
-from composer_jax.sampler.sequence import Limits, PrefillChunk, SequenceState
+from composer_jax.sampler.sequence import Limits, PrefillChunk, SequenceState, token_array
 from composer_jax.sampler.token_sampling import RowParams
 from composer_jax.sampler.weight_checksums import ChecksumProgram, WeightChecksums, require_equal
 
@@ -319,7 +320,7 @@ class Runner:
         Nothing that is cached for requests is read or changed.
         """
         pages = list(range(self.limits.n_pages, self.limits.cache_pages))
-        rows = [SequenceState(list(tokens), 0, shard=shard, pages=pages) for shard in range(self.limits.shards)]
+        rows = [SequenceState(token_array(tokens), 0, shard=shard, pages=pages) for shard in range(self.limits.shards)]
         logprobs: list[list[float]] = [[] for _ in rows]
         while missing := len(tokens) - 1 - rows[0].computed:
             length = _smallest_fitting(tuple(length for _, length in self.limits.prefill_shapes), missing)
@@ -377,8 +378,8 @@ class Runner:
 
     def decode_rows(self, sequences: Sequence[SequenceState]) -> int:
         """Returns the rows per shard of the program that decodes these sequences."""
-        by_shard = [sum(s.shard == shard for s in sequences) for shard in range(self.limits.shards)]
-        return _smallest_fitting(self._decode_rows, max(by_shard))
+        by_shard = Counter(sequence.shard for sequence in sequences)
+        return _smallest_fitting(self._decode_rows, max(by_shard.values(), default=0))
 
     def _start_decode(
         self,
@@ -393,20 +394,16 @@ class Runner:
         places = self._places(sequences, rows)
         tables = self._send_tables(sequences, places, rows)
         n = self.limits.shards * rows
-        token, position, budget, top_k, n_top = np.zeros((5, n), np.int32)
-        temperature, top_p = np.ones((2, n), np.float32)
-        min_p = np.zeros(n, np.float32)
+        token, position, budget = np.zeros((3, n), np.int32)
         seed, source = np.zeros(n, np.uint32), np.full(n, -1, np.int32)
-        for place, r in zip(places, requests, strict=True):
-            if r.row.n_calls:
-                source[place] = self._carried_rows[r.row]
-            else:
-                token[place], position[place], budget[place] = r.row.tokens[-1], len(r.row.tokens) - 1, r.row.budget
-            temperature[place], top_p[place] = r.params.temperature, r.params.top_p
-            top_k[place], min_p[place], n_top[place] = r.params.top_k, r.params.min_p, r.params.top_logprobs
-            seed[place] = r.seed
+        starts = [
+            (0, 0, 0, self._carried_rows[row]) if row.n_calls else (row.tokens[-1], len(row.tokens) - 1, row.budget, -1)
+            for row in sequences
+        ]
+        token[places], position[places], budget[places], source[places] = np.array(starts, np.int32).reshape(-1, 4).T
+        seed[places] = [r.seed for r in requests]
         inputs = DecodeRows(token, position, budget, seed, tables)
-        params = RowParams(temperature, top_p, top_k, min_p, n_top) if processed else ()
+        params = _row_params(n, places, requests) if processed else ()
         kind = "_processed" if processed else ""
         if drafts is None:
             finish = self._start(f"decode{kind}", *inputs, source, *params, width=pages)
@@ -454,15 +451,27 @@ def decode_tables(longest: int, page_size: int, platform: str, *, has_window: bo
     return tuple(tables)
 
 
+def _row_params(n: int, places: Sequence[int], requests: Sequence[RowRequest]) -> RowParams[np.ndarray]:
+    """Returns the parameters of a call of n rows; those of padding change nothing."""
+    temperature, top_p = np.ones((2, n), np.float32)
+    min_p = np.zeros(n, np.float32)
+    top_k, n_top = np.zeros((2, n), np.int32)
+    for place, r in zip(places, requests, strict=True):
+        temperature[place], top_p[place] = r.params.temperature, r.params.top_p
+        top_k[place], min_p[place], n_top[place] = r.params.top_k, r.params.min_p, r.params.top_logprobs
+    return RowParams(temperature, top_p, top_k, min_p, n_top)
+
+
 def _new_tokens(places: Sequence[int], requests: Sequence[RowRequest], out: DecodedTokens) -> list[NewTokens]:
     tokens, logprobs, raw_logprobs, ids, top, emitted = jax.device_get(out)
-    counts = emitted.sum(axis=0)
+    counts = emitted.sum(axis=0)[places].tolist()
+    # One conversion for all rows: one for each row and array would take most of the host's time of a call.
+    columns = [array[:, places].T.tolist() for array in (tokens, logprobs, raw_logprobs)]
     decoded = []
-    for place, r in zip(places, requests, strict=True):
-        count, most = counts[place], r.params.top_logprobs
-        likeliest = [_top(ids[i, place], top[i, place], most) for i in range(count)] if most else None
-        column = lambda a, place=place, count=count: a[:count, place].tolist()  # noqa: E731
-        decoded.append(NewTokens(column(tokens), column(logprobs), column(raw_logprobs), likeliest))
+    for place, r, n, new, logs, raw in zip(places, requests, counts, *columns, strict=True):
+        most = r.params.top_logprobs
+        likeliest = [_top(ids[i, place], top[i, place], most) for i in range(n)] if most else None
+        decoded.append(NewTokens(new[:n], logs[:n], raw[:n], likeliest))
     return decoded
 
 

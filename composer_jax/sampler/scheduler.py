@@ -26,7 +26,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from composer_jax.sampler.prefix_index import IndexNode, PrefixIndex
 from composer_jax.sampler.prefix_tree import PagePool, PrefixNode, PrefixTree
-from composer_jax.sampler.sequence import NO_PAGE, CacheLease, Limits, PrefillChunk, SchedulerOutput, SequenceState
+from composer_jax.sampler.sequence import (
+    NO_PAGE,
+    CacheLease,
+    Limits,
+    PrefillChunk,
+    SchedulerOutput,
+    SequenceState,
+    token_array,
+)
 from composer_jax.sampler.waiting_queue import WaitingQueue
 
 WEIGHTS_READ = 256
@@ -100,9 +108,13 @@ class Scheduler:
         if lease.prefix is not None:
             self.trees[lease.shard].release(lease.prefix, lease.n_skipped)
             self.pools[lease.shard].give_back(lease.tail)
-            del self._leases[lease.shard][id(lease)]
-            self._n_leases -= 1
-            lease.prefix, lease.tail, lease.tokens, lease.shard, lease.n_skipped = None, [], [], -1, 0
+            self._clear(lease)
+
+    def _clear(self, lease: CacheLease) -> None:
+        """Forgets what a lease keeps, which somebody else holds or nobody any more."""
+        del self._leases[lease.shard][id(lease)]
+        self._n_leases -= 1
+        lease.prefix, lease.tail, lease.tokens, lease.shard, lease.n_skipped = None, [], token_array(), -1, 0
 
     # -- weights -------------------------------------------------------------------------------------------------
 
@@ -173,7 +185,7 @@ class Scheduler:
         """Appends what the oldest outstanding decode call of a running sequence sampled."""
         assert sequence.n_calls > 0, "no call of the sequence is outstanding"
         sequence.n_calls -= 1
-        sequence.tokens += tokens
+        sequence.tokens.extend(tokens)
         sequence.budget -= len(tokens)
         sequence.computed += len(tokens)
 
@@ -197,7 +209,7 @@ class Scheduler:
                 if not self._move_one():
                     return
                 continue
-            path = self._index.path(sequence.tokens)
+            path = self._path(sequence)
             cached = self._index.n_pages(path)
             # One whose prefix is being computed waits for it, and delays nobody.
             if (running := self._find_computing(sequence, path, cached)) is not None:
@@ -290,14 +302,7 @@ class Scheduler:
         """Gives a waiting sequence what is cached of its context and pages for the rest, if there are enough."""
         tree, lease = self.trees[shard], sequence.lease
         n = len(sequence.tokens)
-        resumes = (
-            sequence.uses_cache
-            and lease is not None
-            and lease.prefix is not None
-            and lease.shard == shard
-            and len(lease.tokens) < n
-            and sequence.tokens[: len(lease.tokens)] == lease.tokens
-        )
+        resumes = sequence.uses_cache and lease is not None and lease.shard == shard and lease.is_prefix_of(sequence)
         if resumes:
             assert lease is not None and lease.prefix is not None
             prefix, tail, computed = lease.prefix, lease.tail, len(lease.tokens)
@@ -305,17 +310,21 @@ class Scheduler:
             prefix, tail = tree.match(sequence.tokens[: n - 1]) if sequence.uses_cache else tree.root, []
             computed = len(prefix.path()) * self.limits.page_size
         n_skipped, path = self.limits.n_skipped(computed), prefix.path()
-        tree.hold(prefix, n_skipped)
-        if lease is not None and not resumes and lease.shard == shard:
-            self.drop(lease)  # before those of others
+        if not resumes:  # otherwise the sequence takes over what its lease holds
+            tree.hold(prefix, n_skipped)
+            if lease is not None and lease.shard == shard:
+                self.drop(lease)  # before those of others
         pages = [NO_PAGE] * n_skipped + _pages_of(path[n_skipped:]) + tail
         missing = self._n_prefilling(n, computed) - len(pages)
         # Each that runs and may grow keeps a page for that, so that the newcomer is not preempted at once.
         if not self._make_room(shard, missing + self._n_growing[shard], keep=lease if resumes else None):
-            tree.release(prefix, n_skipped)
+            if not resumes:
+                tree.release(prefix, n_skipped)
             return False
-        if lease is not None:
-            lease.tail = [] if resumes else lease.tail
+        if resumes:
+            assert lease is not None and lease.n_skipped == n_skipped
+            self._clear(lease)
+        elif lease is not None:
             self.drop(lease)
         sequence.pages = pages + self.pools[shard].take(missing)
         sequence.shard, sequence.prefix, sequence.computed = shard, prefix, computed
@@ -339,8 +348,16 @@ class Scheduler:
 
     def awaits_prefix(self, sequence: SequenceState) -> SequenceState | None:
         """Returns a running request whose prefill is about to compute a page of this context that is not cached yet."""
-        path = self._index.path(sequence.tokens)
+        path = self._path(sequence)
         return self._find_computing(sequence, path, self._index.n_pages(path))
+
+    def _path(self, sequence: SequenceState) -> list[IndexNode[SequenceState]]:
+        """The path of a waiting sequence's context in the index, without a walk over what its session has."""
+        lease, known = sequence.lease, None
+        if lease is not None and lease.is_prefix_of(sequence):
+            assert lease.prefix is not None
+            known = lease.prefix.entry if self.trees[lease.shard].is_current(lease.prefix) else None
+        return self._index.path(sequence.tokens, known)
 
     def _find_computing(
         self, sequence: SequenceState, path: Sequence[IndexNode[SequenceState]], cached: Mapping[int, int]
@@ -412,13 +429,14 @@ class Scheduler:
         False: sessions or requests would give up pages while calls are outstanding, after which fewer may be needed.
         """
         has_outstanding_calls = any(s.n_calls for s in self.running)
-        for s in sorted(self.running, key=lambda s: (-s.priority, s.arrival)):
+        if self.limits.window is not None:
+            for s in self.running:
+                self._skip_pages(s)
+        lacking = [s for s in self.running if self._n_needed(s) > len(s.pages)]
+        for s in sorted(lacking, key=lambda s: (-s.priority, s.arrival)):
             if s.shard < 0:
                 continue  # preempted for the sake of one before it
-            self._skip_pages(s)
             needed = self._n_needed(s) - len(s.pages)
-            if needed <= 0:
-                continue
             if has_outstanding_calls and needed > self._n_available(s.shard):
                 return False
             while s.shard >= 0 and not self._make_room(s.shard, needed):
@@ -476,7 +494,8 @@ class Scheduler:
         if first < end and tree.is_current(sequence.prefix):
             tokens, pages = sequence.tokens[first * size : end * size], sequence.pages[first:end]
             sequence.prefix = tree.insert(sequence.prefix, tokens, pages)
-            sequence.pages[first:end] = _pages_of(sequence.prefix.path()[first:])
+            if (shared := _pages_of(sequence.prefix.last(end - first))) != pages:
+                sequence.pages = [*sequence.pages[:first], *shared, *sequence.pages[end:]]
             sequence.n_shared = end
 
     def _skip_pages(self, sequence: SequenceState) -> None:
@@ -488,7 +507,7 @@ class Scheduler:
         assert sequence.prefix is not None
         self.trees[sequence.shard].release(sequence.prefix, first, end)
         self.pools[sequence.shard].give_back(sequence.pages[max(first, sequence.n_shared) : end])
-        sequence.pages[first:end] = [NO_PAGE] * (end - first)
+        sequence.pages = [*[NO_PAGE] * end, *sequence.pages[end:]]
         sequence.n_skipped = end
         self._note_growth(sequence)
 

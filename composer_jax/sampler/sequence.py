@@ -1,7 +1,8 @@
 """What the scheduler deals with: sequences, leases, and the device calls that it plans. Plain data, no JAX."""
 
 import dataclasses
-from collections.abc import Hashable
+from array import array
+from collections.abc import Hashable, Sequence
 
 from composer_jax.sampler.prefix_index import n_skipped_pages
 from composer_jax.sampler.prefix_tree import PrefixNode
@@ -9,6 +10,15 @@ from composer_jax.sampler.prefix_tree import PrefixNode
 NO_PAGE = 0
 """Stands in page tables for pages that a sequence no longer holds. It is a page that exists: attention may read it in
 one block with pages that it needs, and masks what it read."""
+
+
+def token_array(tokens: Sequence[int] = ()) -> "array[int]":
+    """Returns a copy of token ids as int32.
+
+    Lists of all contexts would be what Python's garbage collector mostly goes through, and slices, comparisons and
+    hashes of arrays take a tenth of the time.
+    """
+    return array("i", tokens)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +81,7 @@ class CacheLease:
 
     def __init__(self) -> None:
         self.shard = -1
-        self.tokens: list[int] = []
+        self.tokens = token_array()
         """Those that are computed."""
         self.prefix: PrefixNode | None = None
         self.tail: list[int] = []
@@ -81,13 +91,18 @@ class CacheLease:
         self.used = False
         """Whether a request of the conversation has ended."""
 
+    def is_prefix_of(self, sequence: "SequenceState") -> bool:
+        """Whether it keeps pages of the beginning of a sequence's context."""
+        n = len(self.tokens)
+        return self.prefix is not None and n < len(sequence.tokens) and sequence.tokens[:n] == self.tokens
+
 
 @dataclasses.dataclass(eq=False)
 class SequenceState:
     """One request, waiting or running."""
 
-    tokens: list[int]
-    """The context, and what was sampled."""
+    tokens: "array[int]"
+    """The context, and what was sampled: a copy, as `token_array` makes it."""
     budget: int
     """Tokens that may still be sampled."""
     priority: int = 0
@@ -104,7 +119,8 @@ class SequenceState:
     """Where it runs; -1 while it waits."""
     computed: int = 0
     pages: list[int] = dataclasses.field(default_factory=list)
-    """Those of the context in its order; NO_PAGE for the first `n_skipped`."""
+    """Those of the context in its order; NO_PAGE for the first `n_skipped`. The list grows in place, and what else
+    changes makes a new list: so page tables need not compare it with what the devices have."""
     prefix: PrefixNode | None = None
     """The shared pages, which the sequence holds; None while it waits."""
     n_shared: int = 0
@@ -118,6 +134,9 @@ class SequenceState:
     n_calls: int = 0
     """Outstanding decode calls, whose tokens the host does not know yet: `tokens`, `budget` and `computed` are those
     before them."""
+
+    def __post_init__(self) -> None:
+        self.tokens = token_array(self.tokens)
 
     @property
     def is_new(self) -> bool:

@@ -19,8 +19,9 @@ from composer_jax.models.config import ModelConfig
 from composer_jax.sampler.route_read import route_dtype
 
 CONTEXT_TOKEN_BYTES = 4
-SAMPLED_TOKEN_BYTES = 28
-"""Of a sampled token: id, two log-probabilities (before and after the processing of logits) and the version."""
+SAMPLED_TOKEN_BYTES = 8
+"""Of a sampled token: id and log-probability. At a temperature that is not 1 there are two log-probabilities, and a foreign
+engine's may be float64: up to 20."""
 REQUEST_HEADER_BYTES = 512
 REPLY_HEADER_BYTES = 512
 """Of a message's frame, at most: its parameters, and what describes its arrays."""

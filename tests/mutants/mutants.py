@@ -214,7 +214,7 @@ MUTANTS = (
     Mutant(
         "sampler.prefix_hold_leaks",
         "composer_jax/sampler/scheduler.py",
-        "            tree.release(prefix, n_skipped)\n            return False",
+        "            if not resumes:\n                tree.release(prefix, n_skipped)\n            return False",
         "            return False",
         "A sequence that finds no room keeps its hold of the prefix, whose pages are never reused.",
     ),

@@ -6,6 +6,7 @@ outstanding the next one starts, which may go on with a request that has ended."
 
 import dataclasses
 import itertools
+from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -176,7 +177,7 @@ class Requests(RuleBasedStateMachine):
         super().__init__()
         self.calls: list[list[Row]] = []
         self.open: list[SequenceState] = []
-        self.turns: dict[CacheLease, list[int]] = {}
+        self.turns: dict[CacheLease, array[int]] = {}
         self.numbers = itertools.count()
 
     @initialize(most_ahead=st.integers(0, 1))
@@ -199,7 +200,7 @@ class Requests(RuleBasedStateMachine):
     @rule(lease=leases, delta=st.lists(st.integers(0, 1), min_size=1, max_size=7), budget=st.integers(1, 5))
     def next_turn(self, lease, delta, budget):
         if all(s.lease is not lease for s in self.open):
-            context = self.turns.get(lease, []) + delta
+            context = [*self.turns.get(lease, []), *delta]
             context = context if fits(self.limits, len(context) + budget) else delta
             self.add(SequenceState(context, budget, lease=lease))
 
@@ -268,7 +269,7 @@ class Requests(RuleBasedStateMachine):
     def the_tree_has_the_entries_of_its_prefixes(self):
         for shard, tree in enumerate(self.scheduler.trees):
             for node in descendants(tree.root):
-                prefix = tuple(itertools.chain.from_iterable(parent.key for parent in node.path()))
+                prefix = tuple(array("i", b"".join(parent.key for parent in node.path())))
                 for offset in range(PAGE if node.page is not None else 0):
                     entry = self.cache.entries[shard, node.page, offset]
                     assert entry == prefix[: len(prefix) - PAGE + offset + 1]
@@ -361,7 +362,7 @@ def test_a_prefix_is_found_by_the_pages_of_its_last_window():
     prompt = [n % 5 for n in range(36)]
     run_alone(scheduler, cache, SequenceState(list(prompt), 3))
     run_alone(scheduler, cache, SequenceState([6] * 12, 1))
-    assert scheduler.trees[0].root.children[tuple(prompt[:PAGE])].page is None
+    assert scheduler.trees[0].root.children[array("i", prompt[:PAGE]).tobytes()].page is None
     again = SequenceState(list(prompt), 1)
     run_alone(scheduler, cache, again)
     assert again.cached == 32, "all full pages before the last token"
@@ -372,7 +373,7 @@ def test_a_lease_keeps_the_pages_of_its_window():
     first = SequenceState(list(range(30)), 3, lease=lease)
     run_alone(scheduler, cache, first)
     assert scheduler.n_held_pages == 2 and first.computed == 0 and lease.tokens == first.tokens[:-1]
-    again = SequenceState(first.tokens + [1, 2, 3], 3, lease=lease)
+    again = SequenceState([*first.tokens, 1, 2, 3], 3, lease=lease)
     run_alone(scheduler, cache, again)
     assert again.cached == 32
 
@@ -421,7 +422,7 @@ def test_the_session_that_is_idle_longest_gives_up_its_pages_and_not_the_one_tha
     for first in firsts:
         run_alone(scheduler, cache, first)
     assert scheduler.n_held_pages == 9  # of 10
-    run_alone(scheduler, cache, SequenceState(firsts[0].tokens + [0] * 10, 2, lease=leases[0]))
+    run_alone(scheduler, cache, SequenceState([*firsts[0].tokens, *[0] * 10], 2, lease=leases[0]))
     assert [len(lease.tokens) for lease in leases] == [22, 0, 10]
     run_alone(scheduler, cache, SequenceState([7] * 12, 2))
     assert [len(lease.tokens) for lease in leases] == [22, 0, 0]

@@ -38,7 +38,7 @@ async def frames_of(monkeypatch, prompt: int, observed: int, sampled: int) -> di
 
     def spoil(sample):
         routes = np.ones((lengths[0] - known[0], 60, 8), np.uint16)
-        numbers = [-0.123456789] * sampled
+        numbers = [float(np.float32(-0.123456789))] * sampled  # as our engines give them
         return Sample(
             [5] * sampled,
             numbers,

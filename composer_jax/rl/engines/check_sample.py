@@ -45,7 +45,7 @@ def check_sample(
     if not np.isfinite(logprobs).all() or logprobs.max() > ROUNDING:
         wrong = next(p for p in logprobs.tolist() if not p <= ROUNDING or not np.isfinite(p))
         raise BadSample(f"the log-probability {wrong:g}, which is not a finite number up to 0")
-    if wrong := [version for version in sample.versions if version not in versions]:
+    if wrong := [version for version in set(sample.versions) if version not in versions]:
         raise BadSample(
             f"tokens of the weight version {wrong[0]}, and it can only have {versions.start} to {versions.stop - 1}"
         )

@@ -17,7 +17,7 @@ from typing import Any
 from composer_jax.errors import UserError
 from composer_jax.frames import encode_frame, read_frame
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Version of the messages; the end that connects refuses another version."""
 HANDSHAKE_S = 10.0
 """Seconds in which a new connection completes the handshake, or is closed."""

@@ -1,6 +1,7 @@
 """How EpisodeSpec and Sample travel between a trainer and its workers, exactly."""
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,12 +32,18 @@ def spec_from_json(data: Mapping[str, Any]) -> EpisodeSpec:
 
 
 def sample_to_frame(sample: Sample) -> Frame:
-    """Returns header and arrays from which `sample_from_frame` makes an equal sample."""
+    """Returns header and arrays from which `sample_from_frame` makes an equal sample.
+
+    A token takes 8 bytes beside its routes, if its log-probabilities are float32 and drawn at temperature 1.
+    """
+    logprobs, raw = _exact(sample.logprobs), None if sample.raw_logprobs is None else _exact(sample.raw_logprobs)
+    has_own_raw = raw is not None and not np.array_equal(raw, logprobs)
     header: dict[str, Any] = {
         "finish_reason": sample.finish_reason,
         "cached": sample.cached,
         "trained": sample.trained,
-        "has_raw": sample.raw_logprobs is not None,
+        "versions": [(version, len(list(run))) for version, run in itertools.groupby(sample.versions)],
+        "raw": None if raw is None else "own" if has_own_raw else "equal",
         "has_routing": sample.routing is not None,
         "routing_start": sample.routing_start,
         "top": _pairs(sample.top_logprobs),
@@ -44,9 +51,9 @@ def sample_to_frame(sample: Sample) -> Frame:
     }
     if sample.prompt is not None:
         header["prompt"] = [sample.prompt.logprobs, _pairs(sample.prompt.top_logprobs)]
-    arrays = [np.asarray(sample.tokens, "<i4"), np.asarray(sample.logprobs, "<f8"), np.asarray(sample.versions, "<i8")]
-    if sample.raw_logprobs is not None:
-        arrays.append(np.asarray(sample.raw_logprobs, "<f8"))
+    arrays = [np.asarray(sample.tokens, "<i4"), logprobs]
+    if raw is not None and has_own_raw:
+        arrays.append(raw)
     if sample.routing is not None:
         arrays.append(sample.routing)
     return header, arrays
@@ -54,13 +61,16 @@ def sample_to_frame(sample: Sample) -> Frame:
 
 def sample_from_frame(header: Mapping[str, Any], arrays: Sequence[np.ndarray]) -> Sample:
     """Makes the sample of a frame of `sample_to_frame`."""
-    tokens, logprobs, versions, *others = arrays
-    raw_logprobs = others.pop(0).tolist() if header["has_raw"] else None
+    tokens, logprobs, *others = arrays
+    raw_logprobs = None
+    if header["raw"] is not None:
+        raw_logprobs = (others.pop(0) if header["raw"] == "own" else logprobs).tolist()
     prompt = header["prompt"]
+    versions = itertools.chain.from_iterable(itertools.repeat(version, count) for version, count in header["versions"])
     return Sample(
         tokens.tolist(),
         logprobs.tolist(),
-        versions.tolist(),
+        list(itertools.islice(versions, len(tokens) + 1)),  # more are refused by their number
         header["finish_reason"],
         raw_logprobs=raw_logprobs,
         cached=header["cached"],
@@ -70,6 +80,14 @@ def sample_from_frame(header: Mapping[str, Any], arrays: Sequence[np.ndarray]) -
         routing_start=header["routing_start"],
         trained=header["trained"],
     )
+
+
+def _exact(logprobs: Sequence[float]) -> np.ndarray:
+    """Returns float32 if that holds these numbers exactly, as it does those of our engines; otherwise float64."""
+    wide = np.asarray(logprobs, "<f8")
+    with np.errstate(over="ignore"):
+        narrow = wide.astype("<f4")
+    return narrow if np.array_equal(narrow.astype("<f8"), wide) else wide
 
 
 def _pairs(tops: Sequence[TopLogprobs] | None) -> list[list[tuple[int, float]]] | None:

@@ -4,7 +4,6 @@ A session's next context usually begins with the last one and what was sampled, 
 hold the tokens that they share; what the worker takes for shared always is a prefix of what the trainer holds.
 """
 
-import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -41,7 +40,7 @@ class RemoteSession:
         tokens = np.asarray(context, np.int32)
         start = common_prefix(self._shared, tokens)
         self._shared = tokens
-        body = {**self._address, "start": start, "params": dataclasses.asdict(params), "branch": branch}
+        body = {**self._address, "start": start, "params": vars(params), "branch": branch}
         sample = sample_from_frame(*await self._channel.call("sample", body, [tokens[start:]]))
         if self._shared is tokens:  # no other call has begun meanwhile
             self._shared = np.concatenate([tokens, np.asarray(sample.tokens, np.int32)])

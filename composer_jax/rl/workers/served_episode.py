@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+from array import array
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -55,7 +56,7 @@ class ServedEpisode:
             raise LookupError(f"session {number} shares {len(served.shared)} tokens, not {start}")
         context = served.shared = np.concatenate([served.shared[:start], tail])
         with self._request():
-            sample = await served.session.sample(context.tolist(), params, branch=branch)
+            sample = await served.session.sample(array("i", context.tobytes()), params, branch=branch)
         if served.shared is context:
             served.shared = np.concatenate([context, np.asarray(sample.tokens, np.int32)])
         return sample

@@ -68,6 +68,7 @@ def test_a_setup_arrives_with_every_field_and_fills_every_field_of_the_context(t
 SAMPLES = [
     Sample([1, 2], [-0.1, -1 / 3], [7, 8], "stop"),
     Sample([], [], [], "cancelled", cached=5, trained=False),
+    Sample([4, 5, 6], [-0.5, -1e300, -math.inf], [1, 2, 1], "stop", raw_logprobs=[-0.5, -0.25, -math.inf]),
     Sample(
         [3],
         [-1e-9],
@@ -92,8 +93,22 @@ def test_a_sample_arrives_exactly(sample):
 
 def test_every_field_of_a_sample_travels():
     """A field that is added to Sample has to be added to its message."""
-    header, arrays = sample_to_frame(SAMPLES[2])
-    assert len(header) + len(arrays) - len(("has_raw", "has_routing")) == len(dataclasses.fields(Sample))
+    header, arrays = sample_to_frame(SAMPLES[-1])
+    assert len(header) + len(arrays) - len(("raw", "has_routing")) == len(dataclasses.fields(Sample))
+
+
+def test_a_token_takes_eight_bytes_where_nothing_is_lost():
+    """float32 log-probabilities that were drawn at temperature 1; others, and others at temperature 1, take more."""
+    logprobs = np.linspace(-3, 0, 1000, dtype=np.float32).tolist()
+    narrow = Sample([5] * 1000, logprobs, [3] * 600 + [4] * 400, "stop", raw_logprobs=logprobs)
+    for sample, width in (
+        (narrow, 8),
+        (dataclasses.replace(narrow, raw_logprobs=[-0.5] * 1000), 12),
+        (dataclasses.replace(narrow, logprobs=[-0.1] * 1000, raw_logprobs=None), 12),
+    ):
+        frame = encode_frame(*sample_to_frame(sample))
+        assert sample_from_frame(*read(frame)) == sample
+        assert 0 < len(frame) - 1000 * width < 400
 
 
 def test_sampling_params_arrive():
