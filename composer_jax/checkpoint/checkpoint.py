@@ -202,11 +202,18 @@ class PublishedCheckpoint(_FolderCheckpoint):
 
     Attributes:
       version: which one `load` reads; None is the newest, whose number stands here afterwards.
+      is_followed: `load` keeps what it read with, for `take_receiver`: its arrays are a second copy, on the host.
     """
 
     def __init__(self, address: Address, folder: ReadOnceFolder) -> None:
         super().__init__(address, folder)
         self.version: int | None = None
+        self.is_followed, self._receiver = False, None
+
+    def take_receiver(self) -> WeightReceiver | None:
+        """Returns what has read the loaded parts, of this process, and forgets it; None if nothing was kept."""
+        receiver, self._receiver = self._receiver, None
+        return receiver
 
     def _read_config(self) -> ModelConfig:
         if NETWORK not in self._folder.files():
@@ -226,6 +233,7 @@ class PublishedCheckpoint(_FolderCheckpoint):
         receiver = WeightReceiver(self.address.path, parts_here(like))
         self.version = receiver.receive(self.version)
         tree = placed_tree(receiver.parts, like)
+        self._receiver = receiver if self.is_followed else None
         return Loaded(definition, tree["params"], tree["router_bias"])
 
 

@@ -81,6 +81,10 @@ class Published:
     """0 between two anchors."""
 
 
+class MissingVersion(UserError):
+    """A folder does not have the version that was asked for, perhaps not yet."""
+
+
 class WeightPublisher:
     """Writes versions. Each process of the learner has one, with the shards that it holds."""
 
@@ -272,14 +276,16 @@ class WeightReceiver:
         """Brings `parts` to a version, the newest by default; returns it.
 
         Raises:
-          UserError: the version is missing, is that of another network, or cannot be built from what is in the
-            folder. `parts` keep the version that they had, unless files change or vanish between two reads.
+          MissingVersion: there is no such version.
+          UserError: it is that of another network, or cannot be built from what is in the folder.
+
+        `parts` then keep the version that they had, unless files change or vanish between two reads.
         """
         manifests = self._files.manifests()
         target = max(manifests, default=None) if version is None else version
         if target not in manifests:
             available = f"versions {min(manifests)} to {max(manifests)}" if manifests else "no version"
-            raise UserError(
+            raise MissingVersion(
                 f"{self._files.url} has {available} of the weights, not {'any' if target is None else target}; wait "
                 "until the trainer has published it, or take one that is there."
             )

@@ -21,7 +21,7 @@ def published_shards(params: Params, router_bias: Params) -> dict[Shard, np.ndar
         # JAX keeps the host's copy of an array as long as the array itself. So each rounded array is freed before the
         # next one is made, and bfloat16 weights, which live on, are copied first.
         rounded = jnp.copy(array) if array.dtype == jnp.bfloat16 else array.astype(jnp.bfloat16)
-        shards |= _local_shards_of(_name(path), rounded)
+        shards |= _local_shards_of(weight_name(path), rounded)
         del rounded
     return shards | local_shards({"router_bias": router_bias})
 
@@ -66,7 +66,7 @@ def local_shards(weights: Params) -> dict[Shard, np.ndarray]:
     """Returns the shards of a tree of arrays that this process holds; of equal shards, one process has one."""
     shards = {}
     for path, array in jax.tree_util.tree_leaves_with_path(weights):
-        shards |= _local_shards_of(_name(path), array)
+        shards |= _local_shards_of(weight_name(path), array)
     return shards
 
 
@@ -88,11 +88,11 @@ def as_tree(arrays: Mapping[str, np.ndarray], like: Params) -> Params:
     Raises:
       UserError: the arrays are those of another network.
     """
-    named = {_name(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(like)}
+    named = {weight_name(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(like)}
     for name, shape in named.items():
         if name not in arrays or arrays[name].shape != shape:
             raise other_network(name, arrays[name].shape if name in arrays else None, shape)
-    return jax.tree_util.tree_map_with_path(lambda path, _: arrays[_name(path)], like)
+    return jax.tree_util.tree_map_with_path(lambda path, _: arrays[weight_name(path)], like)
 
 
 def parts_here(weights: Params) -> Parts:
@@ -103,7 +103,7 @@ def parts_here(weights: Params) -> Parts:
     parts = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(weights):
         for index in _indices(leaf.shape, leaf.sharding).values():
-            shard, shape = _indexed(_name(path), index, leaf.shape)
+            shard, shape = _indexed(weight_name(path), index, leaf.shape)
             parts[shard] = shape
     return parts
 
@@ -111,7 +111,7 @@ def parts_here(weights: Params) -> Parts:
 def placed_tree(parts: Shards, like: Params) -> Params:
     """Returns a tree of weights on the devices, from the parts of this process (parts_here of the same tree)."""
     return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: place_weight(_name(path), parts, leaf.shape, leaf.dtype, leaf.sharding), like
+        lambda path, leaf: place_weight(weight_name(path), parts, leaf.shape, leaf.dtype, leaf.sharding), like
     )
 
 
@@ -141,5 +141,6 @@ def _indexed(name: str, index: Any, shape: tuple[int, ...]) -> tuple[Shard, tupl
     return Shard(name, tuple(low for low, _ in bounds), shape), tuple(high - low for low, high in bounds)
 
 
-def _name(path: Any) -> str:
+def weight_name(path: Any) -> str:
+    """Returns the name of a weight in the shards of a version, from its path in a tree (jax.tree_util)."""
     return jax.tree_util.keystr(path, simple=True, separator="/")

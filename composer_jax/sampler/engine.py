@@ -182,10 +182,12 @@ class Sampler:
         """Installs weights when no device call of the serving is outstanding; later tokens then carry `version`.
 
         Args:
+          params, router_bias: arrays, or HostTensors (host_weights.py), which replace the old weights one by one: a
+            device then needs no memory beside them, and an error in the middle ends the serving.
           mode: "recompute": running requests go on with contexts that the new weights compute again. "keep": they go on
             with what the old weights computed, as do sessions that are open (PipelineRL, arXiv 2509.19128). "drain":
             running requests end with the old weights first, while others wait.
-          copy, checksums: as for `update`.
+          copy, checksums: as for `update`; HostTensors need checksums.
 
         Raises:
           RuntimeError: the sampler does not serve, or another update waits for running requests to end.

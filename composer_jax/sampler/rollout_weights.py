@@ -61,6 +61,29 @@ class RolloutWeights:
             weights = self._convert(weights)
         return jax.device_put(weights, self._shardings)
 
+    def replace(self, held: list[jax.Array | None], params: Params, router_bias: Params) -> tuple[Params, Params]:
+        """Replaces the changed tensors of a sampler's weights, one after another; returns the weights.
+
+        An old tensor is freed before the new one is placed, so old and new weights never exist together on a device. If
+        this raises, what is left is a mixture of two versions.
+
+        Args:
+          held: the leaves of the sampler's weights, which nobody else holds; None where there is none yet. Emptied.
+          params, router_bias: HostTensors; not for 8-bit weights, which are made on the devices from whole arrays.
+        """
+        tensors, tree = jax.tree.flatten((params, router_bias))
+        to, shardings = jax.tree.leaves(self._shapes), jax.tree.leaves(self._shardings)
+        placed = []
+        held.reverse()
+        for tensor, weight, sharding in zip(tensors, to, shardings, strict=True):
+            array = held.pop()
+            if array is None or tensor.is_changed:
+                del array
+                # Waiting for each keeps the host's copies of the others from being made meanwhile.
+                array = jax.block_until_ready(tensor.place(weight.dtype, sharding))
+            placed.append(array)
+        return jax.tree.unflatten(tree, placed)
+
 
 def _map_weights(function, shapes, weights):
     """Maps function(abstract weight, weight) over two trees; an abstract QuantizedArray is one weight."""

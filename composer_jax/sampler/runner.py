@@ -28,6 +28,7 @@ from composer_jax.parallel.processes import device_put_global
 from composer_jax.sampler.cache_memory import require_room
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.decode import CarriedRows, DecodedTokens, DecodeRows
+from composer_jax.sampler.host_weights import is_on_host
 from composer_jax.sampler.mtp_decode import Drafts
 from composer_jax.sampler.page_tables import PageTables, read_program, write_program
 from composer_jax.sampler.policy import TopLogprobs
@@ -170,6 +171,11 @@ class Runner:
 
     # -- weights -------------------------------------------------------------------------------------------------
 
+    @property
+    def has_weights(self) -> bool:
+        """Whether there are weights of one version."""
+        return self._weights is not None
+
     def install(
         self,
         params: Params,
@@ -182,13 +188,22 @@ class Runner:
         """Takes the weights in this runner's layout and dtypes; with copy=False, arrays that have them are shared.
 
         The first call makes the cache. Raises ValueError for weights of another network, and UserError if the new
-        weights have other checksums, or leave no room for the cache; the old weights stay then.
+        weights have other checksums, or leave no room for the cache; the old weights stay then. HostTensors
+        (host_weights.py) replace the old weights one by one: whatever goes wrong then leaves no weights (has_weights).
 
         Args:
-          checksums: what the learner says this version has (sampler/weight_checksums.py); None: those of the arguments.
+          checksums: what the learner says this version has (sampler/weight_checksums.py); None: those of the arguments,
+            which must be arrays.
         """
-        expected = self.checksum_program.of_learner(params) if checksums is None else checksums
-        weights = self._rollout_weights.to_rollout(params, router_bias, copy=copy)
+        if is_on_host(params):
+            assert checksums is not None, "the host's tensors come with their checksums"
+            expected, held = checksums, [] if self._weights is None else jax.tree.leaves(self._weights)
+            held = held or [None] * len(jax.tree.leaves((params, router_bias)))
+            self._weights = None  # a mixture of two versions computes nothing
+            weights = self._rollout_weights.replace(held, params, router_bias)
+        else:
+            expected = self.checksum_program.of_learner(params) if checksums is None else checksums
+            weights = self._rollout_weights.to_rollout(params, router_bias, copy=copy)
         arrived = self.checksum_program.of_sampler(weights[0])
         require_equal(arrived, expected, version, self.installed)
         if self._cache is None:

@@ -107,12 +107,12 @@ class Leader:
     async def install(self, update: WeightUpdate) -> bool:
         """Installs weights in every process, while no device call is outstanding; returns whether they were.
 
-        Weights that cannot be installed raise in update_serving, and the old ones stay.
+        Weights that cannot be installed raise in update_serving. Where the old ones stay, the serving goes on.
         """
         try:
             await asyncio.to_thread(self._install, update)
         except Exception as error:
-            if self.has_followers:  # which may have the new ones
+            if self.has_followers or not self._runner.has_weights:  # the others may have the new ones
                 raise
             update.resolve(error)
             return False

@@ -11,7 +11,7 @@ takes as much memory while it is read. Some dozens of bytes are sent.
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -46,6 +46,10 @@ class WeightChecksum:
 
 WeightChecksums = tuple[WeightChecksum, ...]
 """Of the weights that `checked_weights` names."""
+
+
+class WeightMismatch(UserError):
+    """A sampler holds, or would hold, other weights than the learner's."""
 
 
 def checked_weights(definition: ModelDef) -> tuple[str, ...]:
@@ -126,6 +130,30 @@ def checksums(weights: Mapping[str, jax.Array | QuantizedArray[jax.Array]]) -> W
     return tuple(out)
 
 
+def sums_of_part(part: np.ndarray, start: Sequence[int]) -> tuple[int, int]:
+    """Returns the share of a part of a weight in both sums of the weight, computed on the host.
+
+    The part is read twice: the second sum follows from sums along each dimension.
+
+    start: the part's first element in the weight.
+    """
+    bits, second = part.view(f"uint{8 * part.dtype.itemsize}"), 0
+    for dim in reversed(range(part.ndim)):
+        along = bits.reshape(-1, part.shape[dim]).sum(axis=0, dtype=np.uint32)
+        index = np.arange(start[dim], start[dim] + part.shape[dim]).astype(np.uint32)
+        second += int((along * index * np.uint32(ODD[dim % len(ODD)])).sum(dtype=np.uint32))
+        bits = bits.sum(axis=-1, dtype=np.uint32)
+    return int(bits), (int(bits) + second) % 2**32
+
+
+def checksum_of_sums(
+    name: str, weight: jax.ShapeDtypeStruct, sums_of_parts: Iterable[tuple[int, int]]
+) -> WeightChecksum:
+    """Returns the checksum of a weight, in the dtype of `weight`, from `sums_of_part` of parts that make it up."""
+    sums = [sum(column) % 2**32 for column in zip(*sums_of_parts, strict=True)]
+    return WeightChecksum(name, weight.dtype.name, tuple(weight.shape), _digits(sums))
+
+
 def _digits(sums: Sequence[int]) -> str:
     return "".join(f"{number:08x}" for number in sums)
 
@@ -166,7 +194,7 @@ def _sums_of_shard(shard: jax.Array, axes: Sequence[tuple[str, ...]]) -> jax.Arr
 def require_equal(
     sampler: WeightChecksums, learner: WeightChecksums, version: int, before: tuple[int, WeightChecksums] | None
 ) -> None:
-    """Raises a UserError unless a sampler holds the weights of a learner.
+    """Raises a WeightMismatch unless a sampler holds the weights of a learner.
 
     Args:
       sampler: of what it holds after the update.
@@ -175,7 +203,7 @@ def require_equal(
     """
     theirs, ours = ({one.name: one for one in side} for side in (learner, sampler))
     if theirs.keys() != ours.keys():
-        raise UserError(
+        raise WeightMismatch(
             f"the weights of version {version} come with checksums of {', '.join(theirs)}, and this sampler compares "
             f"{', '.join(ours)}; make them for the network that it serves."
         )
@@ -188,10 +216,10 @@ def require_equal(
         f"weights of version {version} did not arrive in the sampler: {name} is {mine}, the learner's is {expected}"
     )
     if (mine.dtype, mine.shape) != (expected.dtype, expected.shape):
-        raise UserError(f"{sentence}; give both sides the same sampler.param_dtype (of a server: --dtype).")
+        raise WeightMismatch(f"{sentence}; give both sides the same sampler.param_dtype (of a server: --dtype).")
     if before is not None and sampler == before[1]:
         sentence += f"; it has the bits of version {before[0]}, which it held before"
-    raise UserError(
+    raise WeightMismatch(
         f"{sentence}; {len(wrong)} of {len(ours)} compared weights differ. Start the command again, which installs the "
         "latest checkpoint anew; if it recurs, try a sampler without sampler.mesh and sampler.param_dtype."
     )

@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from composer_jax.errors import UserError
+from composer_jax.sampler.weight_checksums import WeightMismatch
 from composer_jax.serve.bodies import WeightsBody, parse_body
 from composer_jax.serve.errors import ApiError
 from composer_jax.serve.event_stream import read_body
@@ -53,8 +54,8 @@ async def _resume(service: Service, request: Request, client: Client) -> Respons
 
 async def _update_weights(service: Service, request: Request, client: Client) -> Response:
     body = parse_body(WeightsBody, await read_body(service, request))
-    if service.load_weights is None:
-        raise ApiError("a server over several processes cannot load weights; start it again with them.", status=501)
+    if service.install_weights is None:
+        raise ApiError("this server takes no other weights; start it again with them.", status=501)
     if service.updating.locked():
         raise ApiError("other weights are being installed; try again later.", status=409)
     if body.mode == "drain" and service.sampler.is_paused:
@@ -66,16 +67,14 @@ async def _update_weights(service: Service, request: Request, client: Client) ->
         if version <= service.sampler.version:
             raise ApiError(f"version={version} is not above that of the weights, {service.sampler.version}.")
         try:
-            params, router_bias = await service.load_weights(body.checkpoint, version)
+            await service.install_weights(body.checkpoint, version, mode=body.mode, checksums=body.checksums)
+        except WeightMismatch as error:
+            held = f"The server goes on with version {service.sampler.version}."
+            if service.sampler.error is not None:
+                held = "The engine has ended; start it again."
+            raise ApiError(f"{error} {held}", status=409, param="checksums") from error
         except UserError as error:
             raise ApiError(str(error), param="checkpoint") from error
-        try:
-            await service.sampler.update_serving(
-                params, router_bias, version, mode=body.mode, copy=False, checksums=body.checksums
-            )
-        except UserError as error:
-            held = f"The server goes on with version {service.sampler.version}."
-            raise ApiError(f"{error} {held}", status=409, param="checksums") from error
         return JSONResponse({"status": "updated", **weights_of(service)})
 
 

@@ -6,14 +6,16 @@ import dataclasses
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Protocol
 
 from composer_jax.data.chat.text_processor import ContextOverflow, TextProcessor
 from composer_jax.errors import UserError
 from composer_jax.sampler.engine import Sampler
 from composer_jax.sampler.policy import Sample, SampleChunk
 from composer_jax.sampler.request import Request, RequestHandle
+from composer_jax.sampler.several_processes import UpdateMode
+from composer_jax.sampler.weight_checksums import WeightChecksums
 from composer_jax.serve.bodies import SamplingBody
 from composer_jax.serve.errors import CONTEXT_LENGTH, ApiError
 from composer_jax.serve.metrics import ServerMetrics
@@ -23,8 +25,21 @@ from composer_jax.serve.traffic.events import EventLog
 from composer_jax.serve.traffic.finished_turn import TurnRequest
 from composer_jax.serve.traffic.writer import TrafficWriter
 
-LoadWeights = Callable[[str, int], Awaitable[tuple[Any, Any]]]
-"""Address -> (params, router_bias) on the sampler's mesh."""
+
+class InstallWeights(Protocol):
+    """Installs the weights at an address in the sampler while it serves; callers hold Service.updating."""
+
+    async def __call__(
+        self,
+        address: str,
+        version: int,
+        *,
+        mode: UpdateMode = "recompute",
+        checksums: WeightChecksums | None = None,
+        anew: bool = False,
+    ) -> None:
+        """See stages/served_weights.py. Raises WeightMismatch or another UserError."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +89,7 @@ class Service:
         sampler: Sampler,
         text: TextProcessor,
         limits: ServerLimits,
-        load_weights: LoadWeights | None = None,
+        install_weights: InstallWeights | None = None,
         traffic: TrafficWriter | None = None,
     ) -> None:
         """The model is served under the name of `text`. The sampler serves while requests come.
@@ -82,7 +97,7 @@ class Service:
         traffic: writes the turns of users who consent; the service closes it.
         """
         self.sampler, self.text, self.name, self.limits = sampler, text, text.name, limits
-        self.load_weights = load_weights
+        self.install_weights = install_weights
         self.records, self.metrics = SessionRecords(), ServerMetrics(sampler, traffic)
         self.traffic, self.events = traffic, None if traffic is None else EventLog(traffic)
         self.created = int(time.time())

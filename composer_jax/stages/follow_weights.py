@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from absl import logging
 
 from composer_jax.checkpoint.address import PATCHES_PREFIX
-from composer_jax.checkpoint.weight_chain import ARMS, ChainFiles
+from composer_jax.checkpoint.weight_chain import ARMS, ChainFiles, MissingVersion
 from composer_jax.errors import UserError
 
 if TYPE_CHECKING:  # the packages of the server are optional
@@ -69,6 +69,8 @@ class WeightFollower:
         """
         self._service, self._folder, self._arm, self._serves_other = service, folder, arm, serves_other
         self._mode: UpdateMode = mode
+        assert service.install_weights is not None, "the service takes other weights"
+        self._install_weights = service.install_weights
         self._own = service.sampler.version
         """What the server had at its beginning, or got here last; it serves another one that somebody has pushed."""
         self._bad: tuple[int | None, str] = (None, "")
@@ -84,7 +86,13 @@ class WeightFollower:
             await asyncio.sleep(wait * random.uniform(0.75, 1.25))  # not all servers at once
 
     async def look(self) -> bool:
-        """Installs the version that is to be served, if it is another one; returns whether nothing was refused."""
+        """Installs the version that is to be served, if it is another one; returns whether nothing was refused.
+
+        Cancelling a caller, such as a learner that is lost, does not cancel the installation.
+        """
+        return await asyncio.shield(asyncio.ensure_future(self._look()))
+
+    async def _look(self) -> bool:
         try:
             version = await asyncio.to_thread(version_to_serve, self._folder, self._arm)
             if version is not None:
@@ -95,31 +103,26 @@ class WeightFollower:
             return self._note(str(error) or type(error).__name__)
         return self._note("")
 
-    async def reload(self, forget: Callable[[str], None]) -> None:
+    async def reload(self) -> None:
         """Installs the version that is to be served, whatever the server has, also one of the same or a higher number.
 
         A trainer that goes on from a checkpoint publishes the versions after it once more, with other weights.
 
-        Raises UserError if there is none, or it cannot be installed.
-
-        forget: makes service.load_weights read a folder's next version in full (ServedWeights.forget).
+        Raises UserError if there is none, or it cannot be installed. Cancelling a caller does not cancel it.
         """
-        service = self._service
-        assert service.load_weights is not None, "a server over several processes follows nothing"
-        async with service.updating:
+        await asyncio.shield(asyncio.ensure_future(self._reload()))
+
+    async def _reload(self) -> None:
+        async with self._service.updating:
             version = await asyncio.to_thread(version_to_serve, self._folder, self._arm)
             if version is None:
                 raise UserError(f"{self._folder} has no version of the weights; publish one.")
-            forget(self._folder)
-            params, router_bias = await service.load_weights(f"{PATCHES_PREFIX}{self._folder}", version)
-            await service.sampler.update_serving(params, router_bias, version, copy=False)
+            await self._install_weights(f"{PATCHES_PREFIX}{self._folder}", version, anew=True)
             self._serves_other, self._own, self._bad = False, version, (None, "")
 
     async def _install(self, version: int) -> None:
-        service = self._service
-        assert service.load_weights is not None, "a server over several processes follows nothing"
-        async with service.updating:
-            served = service.sampler.version
+        async with self._service.updating:
+            served = self._service.sampler.version
             if version != self._bad[0]:
                 self._bad = (None, "")
             if version == served and not self._serves_other:
@@ -129,13 +132,12 @@ class WeightFollower:
                 raise UserError(f"version {version} is below version {served}, which is served; versions rise.")
             if version == self._bad[0]:
                 raise UserError(self._bad[1])
-            is_there = version in await asyncio.to_thread(ChainFiles(self._folder).versions)
             try:
-                params, router_bias = await service.load_weights(f"{PATCHES_PREFIX}{self._folder}", version)
-                await service.sampler.update_serving(params, router_bias, version, mode=self._mode, copy=False)
+                await self._install_weights(f"{PATCHES_PREFIX}{self._folder}", version, mode=self._mode)
+            except MissingVersion:  # it may still come
+                raise
             except UserError as error:
-                if is_there:
-                    self._bad = (version, str(error))
+                self._bad = (version, str(error))
                 raise
             self._serves_other, self._own = False, version
 

@@ -1,24 +1,18 @@
 """Serves weights at an address over HTTP: what `launch.serve` does."""
 
-import asyncio
 import dataclasses
-import functools
 import signal
 import socket
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
-import jax
-import numpy as np
 from absl import logging
 from jax.sharding import Mesh
 
 from composer_jax.checkpoint.address import PATCHES_PREFIX
 from composer_jax.checkpoint.checkpoint import Checkpoint, PublishedCheckpoint, open_checkpoint
 from composer_jax.checkpoint.dtypes import require_float_dtype
-from composer_jax.checkpoint.weight_chain import WeightReceiver
-from composer_jax.checkpoint.weight_shards import as_tree
 from composer_jax.data.chat.text_processor import TextProcessor
 from composer_jax.errors import UserError
 from composer_jax.models.config import ModelConfig
@@ -31,7 +25,13 @@ from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.engine import Sampler
 from composer_jax.stages.follow_weights import WeightFollower, run_while_serving, version_to_serve
 from composer_jax.stages.model import mesh_of_axes
-from composer_jax.stages.serve_engine import open_engine_port
+from composer_jax.stages.serve_engine import BoundPort, open_engine_port
+from composer_jax.stages.served_weights import ServedWeights
+
+if TYPE_CHECKING:  # the packages of the server are optional
+    from starlette.applications import Starlette
+
+    from composer_jax.serve.service import Service
 
 LONGEST_DEFAULT = 32_768
 """Tokens of a context unless the user says otherwise; fewer where the model has a shorter one."""
@@ -101,7 +101,7 @@ def serve(address: str, options: ServeOptions) -> None:
     checkpoint = open_checkpoint(address)
     text = _text_of(checkpoint, options.name)
     if isinstance(checkpoint, PublishedCheckpoint) and not options.follow:
-        checkpoint.version = version_to_serve(folder, options.arm)
+        checkpoint.version, checkpoint.is_followed = version_to_serve(folder, options.arm), True
     config = sampler_config(options, checkpoint.config.max_context)
     listening = _listen(options.host, options.port) if leads else None
     traffic = None
@@ -116,17 +116,14 @@ def serve(address: str, options: ServeOptions) -> None:
         sampler.follow()
         return
 
-    load = ServedWeights(sampler, checkpoint.config, options.dtype, mtp=options.drafts == "mtp")
+    receiver = checkpoint.take_receiver() if isinstance(checkpoint, PublishedCheckpoint) else None
+    mtp = options.drafts == "mtp"
+    weights = ServedWeights(sampler, checkpoint.config, options.dtype, mtp=mtp, folder=folder, receiver=receiver)
     local = options.host in LOCAL and not options.api_keys
-    service = Service(sampler, text, ServerLimits(), load if process_count() == 1 else None, traffic)
+    service = Service(sampler, text, ServerLimits(), weights if process_count() == 1 else None, traffic)
     app = new_app(service, options.api_keys, options.control_key, LOCAL if local else ())
     if folder and process_count() == 1:
-        mode = "recompute" if engine_port is None else "keep"  # as a sampler beside its learner
-        follower = WeightFollower(service, folder, options.arm, serves_other=bool(options.follow), mode=mode)
-        run_while_serving(app, follower.run)
-        if engine_port is not None:
-            reload = functools.partial(follower.reload, load.forget)
-            run_while_serving(app, engine_port.served(service, checkpoint.config, follower.look, reload).run)
+        _follow_folder(app, service, folder, options, engine_port, checkpoint.config)
     server = uvicorn.Server(
         uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=GRACE_SECONDS, server_header=False)
     )
@@ -136,6 +133,22 @@ def serve(address: str, options: ServeOptions) -> None:
     context = f"(context of {config.max_model_len} tokens)"
     print(f"{text.name} listens on http://{host}:{port}/ {context}{learners}", file=sys.stderr, flush=True)
     server.run([listening])
+
+
+def _follow_folder(
+    app: "Starlette",
+    service: "Service",
+    folder: str,
+    options: ServeOptions,
+    engine_port: BoundPort | None,
+    network: ModelConfig,
+) -> None:
+    """Makes an application take the versions of a folder while it serves, and let learners in at its engine port."""
+    mode = "recompute" if engine_port is None else "keep"  # as a sampler beside its learner
+    follower = WeightFollower(service, folder, options.arm, serves_other=bool(options.follow), mode=mode)
+    run_while_serving(app, follower.run)
+    if engine_port is not None:
+        run_while_serving(app, engine_port.served(service, network, follower.look, follower.reload).run)
 
 
 def _text_of(checkpoint: Checkpoint, name: str) -> TextProcessor:
@@ -212,41 +225,3 @@ def _listen(host: str, port: int) -> socket.socket:
         return bind_port(host, port)
     except (OSError, OverflowError) as error:
         raise UserError(f"cannot listen on {host}:{port} ({error}); use another --port or --host.") from error
-
-
-class ServedWeights:
-    """Reads (params, router_bias) for the sampler of a server.
-
-    Of a folder of versions it keeps the last one in the host's memory, to which it applies patches in place.
-    """
-
-    def __init__(self, sampler: Sampler, network: ModelConfig, dtype: str | None, *, mtp: bool) -> None:
-        """network: as the first address of weights describes it. dtype, mtp: as of Checkpoint.load."""
-        self._sampler, self._network, self._dtype, self._mtp = sampler, network, dtype, mtp
-        self._receivers: dict[str, WeightReceiver] = {}
-
-    def forget(self, folder: str) -> None:
-        """Reads the next version of a folder in full, instead of patching what was read of it."""
-        self._receivers.pop(folder, None)
-
-    async def __call__(self, address: str, version: int) -> tuple[Any, Any]:
-        """Returns the weights at an address; of `patches:FOLDER` those of the version.
-
-        Raises UserError if there are none, or they are those of another network.
-        """
-        return await asyncio.to_thread(self._read, address, version)
-
-    def _read(self, address: str, version: int) -> tuple[Any, Any]:
-        if address.startswith(PATCHES_PREFIX):
-            folder = address.removeprefix(PATCHES_PREFIX)
-            receiver = self._receivers.setdefault(folder, WeightReceiver(folder))
-            receiver.receive(version)
-            params, router_bias = self._sampler.definition.shapes()
-            tree = as_tree(receiver.arrays, {"params": params, "router_bias": router_bias})
-            tree = jax.tree.map(np.copy, tree)  # the next patch changes the receiver's arrays
-            return tree["params"], tree["router_bias"]
-        checkpoint = open_checkpoint(address)
-        if checkpoint.config != self._network:
-            raise UserError(f"{address} has another network than the one that is served; start a server for it.")
-        _, params, router_bias = checkpoint.load(self._sampler.mesh, self._dtype, mtp=self._mtp)
-        return params, router_bias

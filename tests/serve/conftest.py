@@ -58,10 +58,10 @@ def sampler(text):
 
 @pytest.fixture(scope="session")
 def network_service(text, sampler):
-    async def load(checkpoint, version):
-        return weights()
+    async def install(checkpoint, version, **options):
+        await sampler.update_serving(*weights(), version, copy=False, **options)
 
-    return Service(sampler, text.named("small"), ServerLimits(body_bytes=1 << 20), load)
+    return Service(sampler, text.named("small"), ServerLimits(body_bytes=1 << 20), install)
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,8 @@ from composer_jax.serve.app import new_app
 from composer_jax.serve.service import ServerLimits, Service
 from composer_jax.stages import follow_weights
 from composer_jax.stages.follow_weights import WeightFollower, run_while_serving, version_to_serve
-from composer_jax.stages.serve import ServedWeights, ServeOptions, followed_folder
+from composer_jax.stages.serve import ServeOptions, followed_folder
+from composer_jax.stages.served_weights import ServedWeights
 from tests.stages.base_model import NETWORK, write_base
 
 
@@ -59,8 +60,8 @@ def service(folder, sampler):
     checkpoint = open_checkpoint(f"patches:{folder}")
     _, params, bias = checkpoint.load(sampler.mesh)
     sampler.update(params, bias, version=checkpoint.version)
-    load = ServedWeights(sampler, NETWORK, None, mtp=False)
-    return Service(sampler, checkpoint.text.named("small"), ServerLimits(), load)
+    install = ServedWeights(sampler, NETWORK, None, mtp=False)
+    return Service(sampler, checkpoint.text.named("small"), ServerLimits(), install)
 
 
 def look(service, folder, arm="", **options) -> tuple[int, str]:
@@ -110,7 +111,7 @@ def test_a_chain_that_was_begun_again_is_loaded_anew(folder, service):
 
     async def reload():
         async with service.sampler.serving():
-            await WeightFollower(service, folder).reload(service.load_weights.forget)
+            await WeightFollower(service, folder).reload()
 
     asyncio.run(reload())
     assert service.sampler.version == 1 and service.sampler.checksums != before
@@ -167,15 +168,15 @@ def test_a_refused_version_leaves_the_server_where_it_is(folder, service, proble
 
 
 def test_a_refused_version_is_read_once(folder, service):
-    loads, load = [], service.load_weights
+    installs, install = [], service.install_weights
     shards = {shard: array for shard, array in local_shards(weights(2)).items() if "embed" not in shard.name}
     WeightPublisher(folder).publish(shards, 2)
 
-    async def counted(address, version):
-        loads.append(version)
-        return await load(address, version)
+    async def counted(address, version, **options):
+        installs.append(version)
+        await install(address, version, **options)
 
-    service.load_weights = counted
+    service.install_weights = counted
     follower = WeightFollower(service, folder)
 
     async def look_three_times():
@@ -183,7 +184,7 @@ def test_a_refused_version_is_read_once(folder, service):
             assert [await follower.look() for _ in range(3)] == [False] * 3
 
     asyncio.run(look_three_times())
-    assert loads == [2] and "another network" in service.health["refused"]
+    assert installs == [2] and "another network" in service.health["refused"]
 
 
 def test_the_newest_version_is_found_without_reading_manifests(folder):
