@@ -62,7 +62,7 @@ from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.engine import Sampler
 from composer_jax.sampler.request import Request
 from composer_jax.sampler.runner import RowRequest
-from composer_jax.sampler.sequence import SequenceState
+from composer_jax.sampler.sequence import SequenceState, token_array
 from launch.huge_pages import restart_with_huge_pages
 
 PARTS = ("conversations", "limits", "speculative")
@@ -106,7 +106,7 @@ def decode_seconds(model: ModelConfig, rows: int) -> float:
     per_row = -(-1024 // sampler.limits.page_size)
     requests = []
     for i in range(rows):
-        row = SequenceState([1] * LENGTH, sampler.limits.decode_steps)
+        row = SequenceState(token_array([1] * LENGTH), sampler.limits.decode_steps)
         row.shard, row.computed, row.pages = 0, LENGTH - 1, list(range(i * per_row, (i + 1) * per_row))
         requests.append(RowRequest(row, i, SamplingParams(sampler.limits.decode_steps)))
     runner = sampler._runner  # without the scheduler, which would not start all rows at once

@@ -20,8 +20,8 @@ from composer_jax.sampler.route_read import route_dtype
 
 CONTEXT_TOKEN_BYTES = 4
 SAMPLED_TOKEN_BYTES = 8
-"""Of a sampled token: id and log-probability. At a temperature that is not 1 there are two log-probabilities, and a foreign
-engine's may be float64: up to 20."""
+"""Of a sampled token: id and log-probability. At a temperature that is not 1 there are two log-probabilities, and those
+of a foreign engine may be float64: up to 20."""
 REQUEST_HEADER_BYTES = 512
 REPLY_HEADER_BYTES = 512
 """Of a message's frame, at most: its parameters, and what describes its arrays."""
