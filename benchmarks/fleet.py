@@ -24,6 +24,7 @@ router_ms, route_bytes_per_token, batch_s_per_mtoken, engine_scaling, kills and 
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -124,4 +125,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the processes of a part end, too
     main()
