@@ -57,7 +57,7 @@ def message_rows(sizes: Sizes) -> list[tuple[str, str, str]]:
     new = sizes.sampled + sizes.observed
     routes = message_route_bytes(model, new)
     asked, answered = request_bytes(sizes.observed), reply_bytes(sizes.sampled, routes.frame)
-    context = capacity // 2
+    context, seconds = capacity // 2, message_seconds(asked + answered)
     return [
         (
             "routes of a message, devices to process 0",
@@ -69,7 +69,8 @@ def message_rows(sizes: Sizes) -> list[tuple[str, str, str]]:
             format_bytes(4 * context + message_route_bytes(model, context).frame),
             f"{format_bytes(asked)} and {format_bytes(answered)}",
         ),
-        ("a message, seconds of the learner's process 0", "", f"{1000 * message_seconds(asked + answered):.2f} ms"),
+        ("a message, seconds of the learner's process 0", "", f"{1000 * seconds:.2f} ms"),
+        ("messages that it carries in a second", "", f"{1 / seconds:.0f}"),
     ]
 
 
@@ -91,7 +92,7 @@ def step_rows(sizes: Sizes) -> list[tuple[str, str, str]]:
     """Returns (what, before, now) of the batches of a step."""
     run = kimi_k2_5.run(LENGTH)
     tokens = sum(length * rows for length, rows in run.rl.batches)
-    token = token_bytes(run.rl.route_shape(run.model))
+    token = token_bytes(run.rl.route_shape(run.model), run.model.n_experts)
     part, sent = part_bytes(tokens, token, sizes.hosts), sent_bytes(tokens, token, sizes.hosts)
     old = OLD_TOKEN_BYTES * tokens
     return [

@@ -70,7 +70,7 @@ def pack(episodes: list[Episode]) -> PackedRows:
     """Batches of ROWS rows, each of one episode."""
     rows = [WeightedRow.of(row, 1.0) for episode in episodes for row in episode.transcript.rows()]
     length = max(len(row.row.tokens) for row in rows)
-    return pack_rows(rows, ((length, ROWS),), route_shape=(LAYERS, EXPERTS_PER_TOKEN))
+    return pack_rows(rows, ((length, ROWS),), route_shape=(LAYERS, EXPERTS_PER_TOKEN), n_experts=EXPERTS)
 
 
 def peak() -> int:

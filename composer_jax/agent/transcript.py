@@ -91,15 +91,16 @@ class TranscriptRow:
         return out
 
     def copy_routes(self, out: np.ndarray, start: int) -> None:
-        """Writes the routes of tokens `start` to start + m into an array [m,L,k], -1 for tokens without."""
+        """Writes the routes of tokens `start` to start + m into an array [m,L,k], -1 (its bits) for tokens without."""
+        unknown = np.int16(-1).astype(out.dtype)
         done, stop = start, start + len(out)
         for first, routes in self.route_parts:
             begin, end = max(first, start), min(first + len(routes), stop)
             if begin < end:
-                out[done - start : begin - start] = -1
+                out[done - start : begin - start] = unknown
                 out[begin - start : end - start] = routes[begin - first : end - first]
                 done = end
-        out[done - start :] = -1
+        out[done - start :] = unknown
 
     def tokens_without_routes(self) -> np.ndarray:
         """int[m]: places of the tokens that router replay cannot do without and that have no routes.

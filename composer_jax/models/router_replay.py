@@ -9,8 +9,22 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from composer_jax.ops.shapes import check_shapes
+
+NO_ROUTE = -1
+"""For a choice that is not known. An array of uint8 has the same bits, 255 (`replay_dtype`)."""
+
+
+def replay_dtype(n_experts: int) -> np.dtype:
+    """Returns the smallest dtype that holds the number of every expert and NO_ROUTE."""
+    return np.dtype(np.uint8 if n_experts < 256 else np.int16)
+
+
+def no_route(dtype: np.dtype) -> np.generic:
+    """Returns NO_ROUTE as a number of this dtype."""
+    return np.int16(NO_ROUTE).astype(dtype)
 
 
 class RouterReplay(NamedTuple):
@@ -18,8 +32,8 @@ class RouterReplay(NamedTuple):
 
     ids: jax.Array
     """Integer [...,k]: the experts of each token, of the whole network [B,S,L,k], of a layer [B,S,k] or flat [T,k]. A
-    negative number leaves the choice to the router, and so does an expert that the token has already, because the
-    choices of a token differ (parallel/dispatch/contract.py)."""
+    number of no expert, such as NO_ROUTE, leaves the choice to the router, and so does an expert that the token has
+    already, because the choices of a token differ (parallel/dispatch/contract.py)."""
     plausibility: float
     """A replayed expert is dropped if its score is below this times the lowest score of the router's own choice, and
     the best expert of that choice takes its place (Composer 2, arXiv 2603.24477; the factor is not published). 0 drops
@@ -67,10 +81,10 @@ def replay_experts(own_Tk: jax.Array, scores_TE: jax.Array, replay: RouterReplay
     check_shapes(own_Tk=(own_Tk, jnp.int32), scores_TE=(scores_TE, jnp.float32), ids_Tk=(ids_Tk, jnp.int32))
     scores_TE = jax.lax.stop_gradient(scores_TE)
     score = lambda ids: jnp.take_along_axis(scores_TE, ids, axis=-1)  # noqa: E731
-    replayed_Tk = ids_Tk >= 0
+    replayed_Tk = (ids_Tk >= 0) & (ids_Tk < scores_TE.shape[-1])
     least_T1 = replay.plausibility * score(own_Tk).min(-1, keepdims=True)
     repeated_Tk = jnp.tril(ids_Tk[:, :, None] == ids_Tk[:, None, :], -1).any(-1)
-    kept_Tk = replayed_Tk & ~repeated_Tk & (score(jnp.maximum(ids_Tk, 0)) >= least_T1)
+    kept_Tk = replayed_Tk & ~repeated_Tk & (score(jnp.where(replayed_Tk, ids_Tk, 0)) >= least_T1)
     is_own_Tkk = ids_Tk[:, :, None] == own_Tk[:, None, :]  # [T, replayed, own]
     unused_Tk = ~(kept_Tk[:, :, None] & is_own_Tkk).any(1)
     # The i-th free place takes the i-th unused expert of the router's choice; there are at least as many as places.

@@ -12,6 +12,7 @@ from composer_jax.agent.transcript import TranscriptError, TranscriptRow
 from composer_jax.data.host_batch import Block, HostField
 from composer_jax.data.packing import Packing, plan_packing
 from composer_jax.errors import UserError
+from composer_jax.models.router_replay import no_route, replay_dtype
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,17 +108,17 @@ class TokenSpan(NamedTuple):
 
 
 class PackedRoutes:
-    """The routes of a batch, int16 [B,S,L,k], NO_ROUTE for padding and tokens without.
+    """The routes of a batch, uint8 or int16 [B,S,L,k] (replay_dtype), NO_ROUTE for padding and tokens without.
 
     They are 30 times as large as all other fields together, so nothing makes them as a whole: a reader copies its block
     from the routes of the transcripts.
     """
 
-    dtype = np.dtype(np.int16)
-
-    def __init__(self, rows: Sequence[Sequence[tuple[int, TranscriptRow]]], shape: tuple[int, int, int, int]) -> None:
+    def __init__(
+        self, rows: Sequence[Sequence[tuple[int, TranscriptRow]]], shape: tuple[int, int, int, int], dtype: np.dtype
+    ) -> None:
         """rows: of each row of the batch, its documents and where they start."""
-        self._rows, self.shape = rows, shape
+        self._rows, self.shape, self.dtype = rows, shape, dtype
 
     def read(self, block: Block, order: np.ndarray | None = None) -> np.ndarray:
         """Returns rows and positions as BlockSource.read."""
@@ -138,14 +139,14 @@ class PackedRoutes:
 
 def _copy_documents(out: np.ndarray, begin: int, documents: Sequence[tuple[int, TranscriptRow]]) -> None:
     """Fills [m,L,k] with the routes of positions `begin` to begin + m of a row of these documents."""
-    done, end = begin, begin + len(out)
+    done, end, unknown = begin, begin + len(out), no_route(out.dtype)
     for start, row in documents:
         first, last = max(start, begin), min(start + len(row.tokens), end)
         if first < last:
-            out[done - begin : first - begin] = NO_ROUTE
+            out[done - begin : first - begin] = unknown
             row.copy_routes(out[first - begin : last - begin], first - start)
             done = last
-    out[done - begin :] = NO_ROUTE
+    out[done - begin :] = unknown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,6 +179,7 @@ def pack_rows(
     shards: int = 1,
     cost: Callable[[np.ndarray], float] = np.count_nonzero,
     route_shape: tuple[int, int] | None = None,
+    n_experts: int = 256,
 ) -> PackedRows:
     """Packs rows first-fit into batches of a few fixed shapes.
 
@@ -190,6 +192,7 @@ def pack_rows(
       shards: devices that share the rows of a batch; several get about the same work (balance_rows).
       cost: the work of a row of the batch with these segments [S] (models/flops.py: row_flops).
       route_shape: (L, k), expert layers and experts per token, where routes are replayed.
+      n_experts: of the network; with fewer than 256 a choice takes one byte (replay_dtype).
     """
     if route_shape is not None:
         for row in rows:
@@ -206,19 +209,21 @@ def pack_rows(
     batches: list[dict[str, Any]] = []
     places: dict[int, TokenSpan] = {}
     for shape, numbers in by_shape.items():
-        packed, packing = _packed([rows[number] for number in numbers], *shape, shards, cost, route_shape)
+        packed, packing = _packed([rows[number] for number in numbers], *shape, shards, cost, route_shape, n_experts)
         for document, row, start, stop in packing.spans():
             places[numbers[document]] = TokenSpan(len(batches) + row // shape[1], row % shape[1], start, stop)
         batches += packed
-    batches += [empty_batch(*shape, route_shape=route_shape) for shape in by_shape if every_shape]
+    batches += [empty_batch(*shape, route_shape=route_shape, n_experts=n_experts) for shape in by_shape if every_shape]
     return PackedRows(rows, batches, [places[number] for number in range(len(rows))])
 
 
-def empty_batch(length: int, rows: int, *, route_shape: tuple[int, int] | None = None) -> dict[str, np.ndarray]:
-    """Returns a batch without tokens, whose gradient is zero; route_shape as in `pack_rows`."""
+def empty_batch(
+    length: int, rows: int, *, route_shape: tuple[int, int] | None = None, n_experts: int = 256
+) -> dict[str, np.ndarray]:
+    """Returns a batch without tokens, whose gradient is zero; route_shape and n_experts as in `pack_rows`."""
     batch: dict[str, np.ndarray] = {name: np.zeros((rows, length), dtype) for name, dtype in FIELDS.items()}
     if route_shape is not None:
-        batch["routes"] = np.broadcast_to(np.int16(NO_ROUTE), (rows, length, *route_shape))
+        batch["routes"] = np.broadcast_to(no_route(replay_dtype(n_experts)), (rows, length, *route_shape))
     return batch
 
 
@@ -240,10 +245,6 @@ REFERENCE_FIELDS = {"reference_logprobs": np.float32}
 
 BeforeCall = Callable[[str, Mapping[str, HostField]], object]
 """The name of a device call and its batch -> whatever has to be done first, such as to tell the other processes."""
-
-
-NO_ROUTE = -1
-"""In the routes of padding, and of the last token of a row."""
 
 
 def balance_rows(costs: Sequence[float], batch_size: int, shards: int) -> list[int]:
@@ -295,6 +296,7 @@ def _packed(
     shards: int,
     cost: Callable[[np.ndarray], float],
     route_shape: tuple[int, int] | None,
+    n_experts: int,
 ) -> tuple[list[dict[str, Any]], Packing]:
     packing = plan_packing([len(r.row.tokens) for r in rows], seq_len=seq_len, batch_size=batch_size)
     if shards > 1 and batch_size % shards == 0:  # the Learner refuses other sizes with a sentence
@@ -319,5 +321,6 @@ def _packed(
         here = slice(i, i + batch_size)
         batches.append({name: array[here] for name, array in fields.items()})
         if route_shape is not None:
-            batches[-1]["routes"] = PackedRoutes(placed[here], (batch_size, seq_len, *route_shape))
+            shape = batch_size, seq_len, *route_shape
+            batches[-1]["routes"] = PackedRoutes(placed[here], shape, replay_dtype(n_experts))
     return batches, packing

@@ -144,12 +144,16 @@ class PolicyUpdate:
         routing: int16 [n-1, expert layers, experts per token] of the sampler, used where routes are replayed.
         """
         n, (length, rows) = len(tokens), self.config.batches[0]
-        batch: dict[str, Any] = empty_batch(length, rows, route_shape=self.route_shape)
+        batch: dict[str, Any] = empty_batch(
+            length, rows, route_shape=self.route_shape, n_experts=self.learner.definition.config.n_experts
+        )
         batch["tokens"][0, :n], batch["positions"][0, :n], batch["segments"][0, :n] = tokens, np.arange(n), 1
         if self.route_shape is not None and routing is not None:
             ids, zeros = np.asarray(tokens, np.int32), np.zeros(n, np.float32)
             row = TranscriptRow(ids, zeros > 0, zeros, np.full(n, -1, np.int32), [(0, np.asarray(routing))])
-            batch["routes"] = PackedRoutes([[(0, row)], *[[]] * (rows - 1)], batch["routes"].shape)
+            batch["routes"] = PackedRoutes(
+                [[(0, row)], *[[]] * (rows - 1)], batch["routes"].shape, batch["routes"].dtype
+            )
         self._begin_call("policy_logprobs", batch)
         return self._scorer(state.params, state.router_bias, batch)[0, :n]
 
@@ -285,6 +289,7 @@ class PolicyUpdate:
             shards=batch_shards(self.learner.mesh),
             cost=functools.partial(row_flops, self.learner.definition.config),
             route_shape=route_shape,
+            n_experts=self.learner.definition.config.n_experts,
         )
 
     def normalisers(self, rows: Sequence[WeightedRow], episodes: int) -> LossTermNormalisers:

@@ -20,6 +20,7 @@ from composer_jax.models.cache import abstract_cache
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.flops import forward_flops, training_flops
 from composer_jax.models.model_def import ModelDef
+from composer_jax.models.router_replay import replay_dtype
 from composer_jax.parallel.context import zigzag_order
 from composer_jax.parallel.dispatch.rounds import ROUNDS
 from composer_jax.parallel.mesh import BATCH_AXES, MeshConfig, batch_shards
@@ -221,7 +222,7 @@ def _abstract_batch(
     """Returns the fields of a batch; the arguments are those of `_training_step`."""
     batch = {name: jax.ShapeDtypeStruct(shape, (FIELDS | REFERENCE_FIELDS)[name]) for name in fields}
     if route_shape is not None:
-        batch["routes"] = jax.ShapeDtypeStruct((*shape, *route_shape), np.int16)
+        batch["routes"] = jax.ShapeDtypeStruct((*shape, *route_shape), replay_dtype(config.n_experts))
     if feedback_slots:
         slots = slot_shapes(shape[0], min(feedback_slots, shape[1]), config)
         batch |= {name: jax.ShapeDtypeStruct(*of_slots) for name, of_slots in slots.items()}

@@ -1,6 +1,6 @@
 """Bytes and host seconds of a step's batches on their way from process 0 to the other processes of a learner.
 
-    sent to a process      = tokens * token_bytes(L, k) * copies / processes, and headers
+    sent to a process      = tokens * token_bytes(L, k, E) * copies / processes, and headers
     sent by process 0      = (processes - 1) times that: the batch once, where no two processes hold a block
     held by a process      = its part, and WAITING_BYTES of frames
     seconds of process 0   = bytes sent / SEND_RATE, of a receiver its part / RECEIVE_RATE; no term with the pod
@@ -10,6 +10,7 @@ The rates are those of one core of this project's measurement (benchmarks/step_b
 
 import math
 
+from composer_jax.models.router_replay import replay_dtype
 from composer_jax.rl.batch import FIELDS
 from composer_jax.train.batch_parts import PIECE_BYTES
 
@@ -21,9 +22,13 @@ RECEIVE_RATE = 1.2e9
 """Bytes per second in which a core receives them and puts them together."""
 
 
-def token_bytes(route_shape: tuple[int, int] | None, *, has_reference: bool = False) -> int:
-    """Returns the bytes of a token in a batch. route_shape: (L, k) where routes are replayed, 2 bytes each."""
-    return 4 * (len(FIELDS) + has_reference) + (2 * math.prod(route_shape) if route_shape else 0)
+def token_bytes(route_shape: tuple[int, int] | None, n_experts: int, *, has_reference: bool = False) -> int:
+    """Returns the bytes of a token in a batch.
+
+    route_shape: (L, k) where routes are replayed, a byte each of fewer than 256 experts and otherwise two.
+    """
+    routes = math.prod(route_shape) * replay_dtype(n_experts).itemsize if route_shape else 0
+    return 4 * (len(FIELDS) + has_reference) + routes
 
 
 def part_bytes(tokens: float, token: int, processes: int, *, copies: int = 1) -> float:

@@ -79,6 +79,7 @@ def _score(
         shards=batch_shards(run.mesh),
         cost=functools.partial(row_flops, run.config.model),
         route_shape=run.config.rl.route_shape(run.config.model),
+        n_experts=run.config.model.n_experts,
     )
     logprobs = packed.read([scorer(*weights, batch) for batch in packed.batches])
     return [

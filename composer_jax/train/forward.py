@@ -36,7 +36,7 @@ def hidden_states(decoder: Decoder, batch: Batch, *, plausibility: float = 0.0) 
         segments_BS=(batch["segments"], jnp.int32),
         weights_BS=(batch["weights"], jnp.float32),
         **{f"{name}_BS": (batch.get(name), jnp.float32) for name in POLICY_FIELDS},
-        routes_BSLk=(batch.get("routes"), jnp.int16),
+        routes_BSLk=(batch.get("routes"), jnp.integer),
     )
     replay = RouterReplay(batch["routes"], plausibility) if "routes" in batch else None
     with jax.named_scope("trunk"):

@@ -1,12 +1,12 @@
 """Losses: pure functions of a bound Decoder and a batch, summed over this device's tokens.
 
 A batch is a dict of arrays [B,S]: tokens, positions and segments (int32; segment 0 is padding), weights (float32), and
-for the policy loss the float32 arrays of POLICY_FIELDS. Under router replay it has routes as well, int16 [B,S,L,k]: the
-k experts that the sampler chose for tokens[t] in each of L expert layers, negative where unknown. Under feedback it has
-the states of a teacher for some of its tokens (train/teacher_kl.py). Entry t of a float32 array [B,S] belongs to the
-*prediction of* tokens[t], which is the output at t-1; it is zero at the first token of a segment. The losses shift
-these arrays left to the position of that output. Every loss is divided by normalisers that the caller computes once for
-the global batch, so that the sum over devices and accumulation steps is the loss of the whole batch.
+for the policy loss the float32 arrays of POLICY_FIELDS. Under router replay it has routes as well, uint8 or int16
+[B,S,L,k]: the k experts that the sampler chose for tokens[t] in each of L expert layers, NO_ROUTE where unknown. Under
+feedback it has the states of a teacher for some of its tokens (train/teacher_kl.py). Entry t of a float32 array [B,S]
+belongs to the *prediction of* tokens[t], which is the output at t-1; it is zero at the first token of a segment. The
+losses shift these arrays left to the position of that output. Every loss is divided by normalisers that the caller
+computes once for the global batch, so that the sum over devices and accumulation steps is the loss of the whole batch.
 """
 
 import dataclasses

@@ -8,7 +8,7 @@ from flax import nnx
 
 from composer_jax.models.model_def import ModelDef
 from composer_jax.models.router import Router
-from composer_jax.models.router_replay import RouterReplay, replay_experts
+from composer_jax.models.router_replay import NO_ROUTE, RouterReplay, no_route, replay_dtype, replay_experts
 from tests.models import reference
 from tests.models.routes import chosen_routes
 from tests.models.small import GROUPED_QUERY, random_weights, relative_error, rows, small
@@ -49,6 +49,17 @@ def test_the_experts_are_those_of_a_loop_over_tokens(plausibility):
     assert stats.filtered == sum(len(expected[t][1]) for t in np.flatnonzero(mask))
     assert all(len(set(chosen)) == K for chosen in np.asarray(actual.ids_Tk).tolist())
     assert (stats.filtered > 0) == (plausibility > 0)
+
+
+def test_numbers_of_no_expert_leave_the_choice_to_the_router_whatever_their_dtype():
+    scores = np.linspace(0, 1, N_EXPERTS, dtype=np.float32)[None]
+    own = np.array([[7, 6, 5]], np.int32)
+    for ids in (np.array([[NO_ROUTE, 2, NO_ROUTE]], np.int16), np.array([[255, 2, 255]], np.uint8)):
+        assert ids[0, 0] == no_route(ids.dtype)
+        actual = replay_experts(own, scores, RouterReplay(ids, 0.0))
+        np.testing.assert_array_equal(actual.ids_Tk, [[7, 2, 6]])
+        assert actual.count(jnp.ones(1, bool)) == (1, 1, 0)
+    assert [replay_dtype(n) for n in (8, 255, 256, 384)] == [np.uint8, np.uint8, np.int16, np.int16]
 
 
 def test_a_repeated_expert_leaves_its_place_to_the_routers_choice():

@@ -179,8 +179,8 @@ MUTANTS = (
     Mutant(
         "transcript.unknown_route",
         "composer_jax/agent/transcript.py",
-        "        out[done - start :] = -1",
-        "        out[done - start :] = 0",
+        "unknown = np.int16(-1)",
+        "unknown = np.int16(0)",
         "Tokens without routes replay expert 0 instead of being marked as unknown.",
     ),
     Mutant(

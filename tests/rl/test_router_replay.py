@@ -11,9 +11,10 @@ from composer_jax.agent.transcript import Transcript, TranscriptError
 from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.errors import UserError
 from composer_jax.models.model_def import ModelDef
+from composer_jax.models.router_replay import replay_dtype
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.rl.algorithm import GroupAdvantage
-from composer_jax.rl.batch import NO_ROUTE, Group, WeightedRow, empty_batch, pack_rows
+from composer_jax.rl.batch import Group, WeightedRow, empty_batch, pack_rows
 from composer_jax.rl.config import RLConfig
 from composer_jax.rl.policy_update import PolicyUpdate, replay_metrics, weighted_rows
 from composer_jax.sampler.config import SamplerConfig
@@ -71,10 +72,15 @@ def transcripts() -> list[Transcript]:
     return asyncio.run(main())
 
 
+@pytest.fixture(scope="module", params=[CONFIG.n_experts, 256], ids=["one byte", "two bytes"])
+def n_experts(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def batches(transcripts):
+def batches(transcripts, n_experts):
     weighted = [WeightedRow.of(row, 1.0) for transcript in transcripts for row in transcript.rows()]
-    return pack_rows(weighted, SHAPES, route_shape=ROUTES).batches
+    return pack_rows(weighted, SHAPES, route_shape=ROUTES, n_experts=n_experts).batches
 
 
 def new_update(config=CONFIG, **changes) -> PolicyUpdate:
@@ -109,7 +115,9 @@ def test_packed_routes_give_the_samplers_probabilities_and_shifted_ones_do_not(b
     assert any((batch["segments"].max(1) > 1).any() for batch in batches), "no row holds two segments"
     sums, largest = learned(update.learner, batches)
     assert sums["tokens"] == sum(t.total_sampled for t in transcripts)
-    known = sum(((np.asarray(batch["routes"]) >= 0).all((2, 3)) & (batch["segments"] > 0)).sum() for batch in batches)
+    routes = [np.asarray(batch["routes"]).astype(np.uint16) for batch in batches]
+    is_known = [(ids < CONFIG.n_experts).all((2, 3)) for ids in routes]
+    known = sum((is_real & (batch["segments"] > 0)).sum() for is_real, batch in zip(is_known, batches, strict=True))
     assert sums["replayed"] == known * np.prod(ROUTES) and sums["replay_foreign"] == 0
     assert largest < 1e-4
     for shift in (-1, 1):
@@ -117,13 +125,15 @@ def test_packed_routes_give_the_samplers_probabilities_and_shifted_ones_do_not(b
         assert largest > 0.1 and sums["replay_foreign"] > 0.2 * sums["replayed"]
 
 
-def test_padding_and_empty_batches_have_no_routes(batches):
+def test_padding_and_empty_batches_have_no_routes(batches, n_experts):
+    unknown = {np.dtype(np.uint8): 255, np.dtype(np.int16): -1}[replay_dtype(n_experts)]
     for batch in batches:
-        assert batch["routes"].dtype == np.int16 and batch["routes"].shape == (*batch["tokens"].shape, *ROUTES)
-        assert (np.asarray(batch["routes"])[batch["segments"] == 0] == NO_ROUTE).all()
-    empty = empty_batch(64, 2, route_shape=ROUTES)
+        assert batch["routes"].dtype == replay_dtype(n_experts)
+        assert batch["routes"].shape == (*batch["tokens"].shape, *ROUTES)
+        assert (np.asarray(batch["routes"])[batch["segments"] == 0] == unknown).all()
+    empty = empty_batch(64, 2, route_shape=ROUTES, n_experts=n_experts)
     assert {n: (a.shape, a.dtype) for n, a in empty.items()} == {n: (a.shape, a.dtype) for n, a in batches[0].items()}
-    assert (empty["routes"] == NO_ROUTE).all()
+    assert (empty["routes"] == unknown).all()
 
 
 def graded(transcripts):

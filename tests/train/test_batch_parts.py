@@ -10,9 +10,10 @@ import pytest
 from composer_jax.agent.transcript import TranscriptRow
 from composer_jax.errors import UserError
 from composer_jax.frames import FrameError, encode_frame
+from composer_jax.models.router_replay import NO_ROUTE
 from composer_jax.parallel.context import zigzag_order
 from composer_jax.parallel.mesh import make_mesh
-from composer_jax.rl.batch import NO_ROUTE, WeightedRow, pack_rows
+from composer_jax.rl.batch import WeightedRow, pack_rows
 from composer_jax.scale import step_bytes
 from composer_jax.scale.step_bytes import frame_overhead, token_bytes
 from composer_jax.train import batch_parts, shard_batch
@@ -112,7 +113,7 @@ def test_processes_get_what_their_devices_hold(mesh, monkeypatch, piece_bytes):
     blocks = mesh.shape["replica"] * mesh.shape["data"] * mesh.shape["context"]
     of_process = max(1, blocks // PROCESSES) / blocks
     no_slots = sum(field.nbytes for name, field in expected.items() if name not in batch_parts.SLOT_FIELDS)
-    assert no_slots == 8 * 32 * token_bytes(ROUTES)
+    assert no_slots == 8 * 32 * token_bytes(ROUTES, 384)
     assert all(of_process * no_slots <= size <= of_process * no_slots + 2 * 8 * 4 * 2 for size in sizes)
 
 
@@ -122,8 +123,8 @@ def test_parts_have_the_bytes_that_the_formula_says(mesh, length):
     blocks = mesh.shape["replica"] * mesh.shape["data"] * mesh.shape["context"]
     options = dict(copies=max(1, PROCESSES // blocks))
     sizes = [part_bytes(batch, mesh, process) for process in range(PROCESSES)]
-    assert sizes == [step_bytes.part_bytes(8 * length, token_bytes(ROUTES), PROCESSES, **options)] * PROCESSES
-    assert sum(sizes[1:]) == step_bytes.sent_bytes(8 * length, token_bytes(ROUTES), PROCESSES, **options)
+    assert sizes == [step_bytes.part_bytes(8 * length, token_bytes(ROUTES, 384), PROCESSES, **options)] * PROCESSES
+    assert sum(sizes[1:]) == step_bytes.sent_bytes(8 * length, token_bytes(ROUTES, 384), PROCESSES, **options)
 
 
 def test_seconds_of_batches_are_those_of_the_sender_or_of_a_receiver():

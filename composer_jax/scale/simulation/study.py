@@ -144,7 +144,7 @@ def token_bytes_of(config: RunConfig) -> TokenBytes:
     rl, shape = config.rl, config.rl.route_shape(config.model)
     return TokenBytes(
         route=route_token_bytes(config.model) if shape else 0,
-        batch=token_bytes(shape, has_reference=rl.algorithm.kl.coefficient > 0),
+        batch=token_bytes(shape, config.model.n_experts, has_reference=rl.algorithm.kl.coefficient > 0),
         batch_tokens=max(rows * length for length, rows in rl.batches),
         call_tokens=config.sampler.decode_steps,
     )
