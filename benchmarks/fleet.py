@@ -62,7 +62,7 @@ def measure_messages(small: bool) -> Row:
     """Returns the row of the part "router"."""
     messages = Messages(2, 100, 20, 20) if small else Messages()
     plain = measure_router(16 if small else 1024, 2 if small else 8, 4 if small else 8, messages)
-    routed = measure_router(8 if small else 256, 2 if small else 8, 4 if small else 8, messages, routes=True)
+    routed = measure_router(8 if small else 64, 2 if small else 8, 4 if small else 8, messages, routes=True)
     return {"router_ms": plain["ms"], "messages": plain["messages"], "with_routes_ms": routed["ms"]}
 
 
