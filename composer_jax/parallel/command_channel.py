@@ -62,6 +62,8 @@ class CommandSender:
         self._readers: list[threading.Thread] = []
         self._replies: dict[int, queue.SimpleQueue[Frame | None]] = {}
         """Of each process; None: there is an error."""
+        self._reports: dict[int, queue.SimpleQueue[Frame | None]] = {}
+        """Of each process; None: no further one comes."""
 
     def connect(self) -> None:
         """Waits until every other process has opened its CommandReceiver, or `close` is called."""
@@ -112,6 +114,19 @@ class CommandSender:
             replies[process] = reply
         return replies
 
+    def collect_reports(self) -> list[dict[str, Any]]:
+        """Waits for the next report of every other process and returns them; replies come independently of reports.
+
+        Raises:
+          OtherProcessError: one of them failed or is gone, or the channel has been closed.
+        """
+        reports = []
+        for waiting in self._reports.values():
+            if (report := waiting.get()) is None:
+                raise self.error or OtherProcessError("the channel to the other processes was closed")
+            reports.append(report[0]["report"])
+        return reports
+
     def cause_of(self, error: Exception) -> Exception:
         """Returns what happened to another process if `error` may follow from it, else `error` itself.
 
@@ -142,7 +157,8 @@ class CommandSender:
             return
         _, process = _HELLO.unpack(hello)
         _configure(connection)
-        self._connections[process], self._replies[process] = connection, queue.SimpleQueue()
+        self._replies[process], self._reports[process] = queue.SimpleQueue(), queue.SimpleQueue()
+        self._connections[process] = connection
         reader = threading.Thread(target=self._read, args=(process, connection), daemon=True, name="reply-reader")
         self._readers.append(reader)
         reader.start()
@@ -151,12 +167,14 @@ class CommandSender:
         """Reads replies until the other end closes the connection, which it does before the end only if it fails."""
         try:
             while (last := receive_frame(connection)) is not None and "failed" not in last[0]:
-                self._replies[process].put(last)
+                lane = self._reports if "report" in last[0] else self._replies
+                lane[process].put(last)
         except FrameError as error:
             last = {"failed": f"process {process} sent {error}"}, []
         if not self._closing.is_set():
             # Every process that is gone is reported, also after the first error.
             self._note_end(report_lost_process(process) if last is None else last[0]["failed"])
+        self._reports[process].put(None)
 
     def _note_end(self, sentence: str) -> OtherProcessError:
         """Notes that a process failed or is gone, by a sentence about it; returns the first such error."""
@@ -165,8 +183,8 @@ class CommandSender:
                 return self.error
             self.error = OtherProcessError(sentence)
         self._noticed.set()
-        for replies in list(self._replies.values()):  # `connect` may add one meanwhile
-            replies.put(None)
+        for waiting in [*self._replies.values(), *self._reports.values()]:  # `connect` may add one meanwhile
+            waiting.put(None)
         self._on_error(self.error)
         return self.error
 
@@ -223,6 +241,10 @@ class CommandReceiver:
         buffers = frame_buffers(header, arrays)
         with self._sending:
             send_buffers(self._connection, buffers)
+
+    def report(self, header: dict[str, Any]) -> None:
+        """Sends process 0 a report, which CommandSender.collect_reports returns there, whatever replies are due."""
+        self.reply({"report": header}, [])
 
     def interrupt(self, error: Exception) -> None:
         """Raises an error of another thread in the one that iterates, after the commands that have come before."""

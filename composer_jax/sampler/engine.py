@@ -36,6 +36,7 @@ from composer_jax.sampler.session import EngineSession
 from composer_jax.sampler.session_gate import SessionGate
 from composer_jax.sampler.several_processes import (
     Leader,
+    OnAsk,
     OnCall,
     UpdateMode,
     WeightsOfVersion,
@@ -342,12 +343,28 @@ class Sampler:
             assert self.is_paused, "device calls of a serving would mix with those of the call"
             self._leader.send_call(header, arrays, process)
 
-    def follow(self, weights: WeightsOfVersion | None = None, on_call: OnCall | None = None) -> None:
+    async def ask_followers(self, question: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Returns what every other process answers by the `on_ask` of its `follow`, while device calls go on.
+
+        On a mesh of one process these are none. One question at a time. Raises OtherProcessError if another process
+        failed or is gone.
+
+        question: plain JSON.
+        """
+        return await self._leader.ask(question)
+
+    def follow(
+        self,
+        weights: WeightsOfVersion | None = None,
+        on_call: OnCall | None = None,
+        on_ask: OnAsk | None = None,
+    ) -> None:
         """Makes the device calls of process 0 until it leaves `serving`: what every other process does meanwhile.
 
         Args:
           weights: returns the weights of `update_serving`, which process 0 must not call without it.
           on_call: called with what process 0 passes to `call_followers`.
+          on_ask: answers what process 0 passes to `ask_followers`.
 
         Raises:
           RuntimeError: no weights were installed by `update`, this is process 0, or the mesh is of one process.
@@ -357,7 +374,7 @@ class Sampler:
             raise RuntimeError("call Sampler.update before; process 0 serves, and the others of its mesh follow")
         self.is_serving = True
         try:
-            follow(self._runner, weights, on_call, lambda version: setattr(self, "version", version))
+            follow(self._runner, weights, on_call, on_ask, lambda version: setattr(self, "version", version))
         finally:
             self.is_serving = False
 

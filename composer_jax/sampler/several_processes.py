@@ -2,9 +2,10 @@
 
 Nothing but device calls needs the other processes. Process 0 sends the name and the NumPy inputs of each call
 (parallel/command_channel.py) before it starts the call itself, and gets the rows that the others computed back the same
-way. They start calls as the commands come, and a thread sends what the calls return, in their order. The weights, the
-cache and the ends of rows are global arrays of which every process holds its shards already. A WeightUpdate waits until
-no device call is outstanding, on one process as well.
+way. They start calls as the commands come, and a thread sends what the calls return, in their order. Another thread
+answers what process 0 asks, such as whether a version of the weights could be read. The weights, the cache and the ends
+of rows are global arrays of which every process holds its shards already. A WeightUpdate waits until no device call is
+outstanding, on one process as well.
 """
 
 import asyncio
@@ -30,6 +31,9 @@ WeightsOfVersion = Callable[[int], tuple[Params, Params]]
 
 OnCall = Callable[[dict[str, Any], list[np.ndarray]], object]
 """Header and arrays of Sampler.call_followers -> whatever the other processes do with them."""
+
+OnAsk = Callable[[dict[str, Any]], dict[str, Any]]
+"""Question of Sampler.ask_followers -> answer, both plain JSON. Called in a thread, beside device calls."""
 
 REPORT_S = 2.0
 """Seconds in which a process that dies is reported to those whose device programs fail because of it."""
@@ -130,9 +134,23 @@ class Leader:
         assert self._sender is not None, "a single process has no channel"
         self._sender.send({"call": dict(header)}, arrays, process=process)
 
+    async def ask(self, question: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Returns the answers of the other processes' OnAsk; device calls go on meanwhile. One question at a time.
+
+        Raises OtherProcessError if one of them fails or is gone.
+        """
+        if self._sender is None:
+            return []
+        await asyncio.to_thread(self._sender.send, {"ask": dict(question)})
+        return await asyncio.to_thread(self._sender.collect_reports)
+
 
 def follow(
-    runner: Runner, weights: WeightsOfVersion | None, on_call: OnCall | None, on_install: Callable[[int], None]
+    runner: Runner,
+    weights: WeightsOfVersion | None,
+    on_call: OnCall | None,
+    on_ask: OnAsk | None,
+    on_install: Callable[[int], None],
 ) -> None:
     """Runs the device calls of process 0 until its serving ends. See Sampler.follow."""
     with CommandReceiver() as commands, _replying(commands) as reply_with:
@@ -147,6 +165,9 @@ def follow(
                         raise UserError("process 0 calls its followers; pass `on_call` to Sampler.follow.")
                     on_call(header["call"], inputs)
                     continue
+                if "ask" in header:
+                    _start_answer(commands, header["ask"], on_ask)
+                    continue
                 out = runner.start_program(header["program"], *inputs, width=header["width"])
                 if jax.tree.leaves(out):
                     reply_with(out)
@@ -160,6 +181,19 @@ def follow(
             if sentence is None:
                 raise
             raise OtherProcessError(sentence) from error
+
+
+def _start_answer(commands: CommandReceiver, question: dict[str, Any], on_ask: OnAsk | None) -> None:
+    if on_ask is None:
+        raise UserError("process 0 asks its followers; pass `on_ask` to Sampler.follow.")
+
+    def answer() -> None:
+        try:
+            commands.report(on_ask(question))
+        except Exception as error:
+            commands.interrupt(error)
+
+    threading.Thread(target=answer, daemon=True, name="answerer").start()
 
 
 @contextlib.contextmanager

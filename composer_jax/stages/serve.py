@@ -19,7 +19,7 @@ from composer_jax.models.config import ModelConfig
 from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.dispatch import dispatch_without_drops
 from composer_jax.parallel.platform import use_compilation_cache
-from composer_jax.parallel.processes import is_first_process, process_count
+from composer_jax.parallel.processes import broadcast_from_process0, is_first_process, process_count
 from composer_jax.rl.engines.engine_port import bind_port
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.engine import Sampler
@@ -80,8 +80,10 @@ def serve(address: str, options: ServeOptions) -> None:
     """Serves until SIGINT or SIGTERM, then ends the requests that run.
 
     Every process of a run must call it. Process 0 has the port, and the others compute with it. A server of several
-    processes cannot load other weights. Raises UserError, before any weight is read, for an address without
-    weights, a port in use, or a package that is missing.
+    processes takes other weights from folders of versions only.
+
+    Raises UserError, before any weight is read, for an address without weights, a port in use, or a package that is
+    missing.
     """
     try:
         import uvicorn
@@ -100,8 +102,8 @@ def serve(address: str, options: ServeOptions) -> None:
         engine_port = open_engine_port(options.host, options.engine_port, options.token_file, folder, leads=leads)
     checkpoint = open_checkpoint(address)
     text = _text_of(checkpoint, options.name)
-    if isinstance(checkpoint, PublishedCheckpoint) and not options.follow:
-        checkpoint.version, checkpoint.is_followed = version_to_serve(folder, options.arm), True
+    if isinstance(checkpoint, PublishedCheckpoint):
+        _choose_version(checkpoint, options)
     config = sampler_config(options, checkpoint.config.max_context)
     listening = _listen(options.host, options.port) if leads else None
     traffic = None
@@ -110,19 +112,19 @@ def serve(address: str, options: ServeOptions) -> None:
             options.traffic, options.traffic_policy, text, arm=options.arm, keeps_routing=options.returns_routing
         )
     sampler = _new_sampler(checkpoint, text, options, config)
-    if listening is None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)  # process 0 gets it, too, and ends what runs before it ends this one
-        sampler.follow()
-        return
-
     receiver = checkpoint.take_receiver() if isinstance(checkpoint, PublishedCheckpoint) else None
     mtp = options.drafts == "mtp"
     weights = ServedWeights(sampler, checkpoint.config, options.dtype, mtp=mtp, folder=folder, receiver=receiver)
+    if listening is None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)  # process 0 gets it, too, and ends what runs before it ends this one
+        sampler.follow(weights.of_version, on_ask=weights.answer)
+        return
+
     local = options.host in LOCAL and not options.api_keys
-    service = Service(sampler, text, ServerLimits(), weights if process_count() == 1 else None, traffic)
+    service = Service(sampler, text, ServerLimits(), weights, traffic)
     app = new_app(service, options.api_keys, options.control_key, LOCAL if local else ())
-    if folder and process_count() == 1:
+    if folder:
         _follow_folder(app, service, folder, options, engine_port, checkpoint.config)
     server = uvicorn.Server(
         uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=GRACE_SECONDS, server_header=False)
@@ -133,6 +135,13 @@ def serve(address: str, options: ServeOptions) -> None:
     context = f"(context of {config.max_model_len} tokens)"
     print(f"{text.name} listens on http://{host}:{port}/ {context}{learners}", file=sys.stderr, flush=True)
     server.run([listening])
+
+
+def _choose_version(checkpoint: PublishedCheckpoint, options: ServeOptions) -> None:
+    """Makes all processes load one version, whatever is published while they start."""
+    versions, arm = checkpoint.address.path, "" if options.follow else options.arm
+    checkpoint.version = broadcast_from_process0(lambda: version_to_serve(versions, arm))
+    checkpoint.is_followed = not options.follow
 
 
 def _follow_folder(

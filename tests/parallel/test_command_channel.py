@@ -141,6 +141,40 @@ def test_a_process_may_reply_to_later_commands_before_another_replies_to_the_fir
                 assert replies == [{"process": process, "number": number} for process in (1, 2)]
 
 
+def test_reports_come_beside_the_replies(coordinator):
+    with connecting() as (sender, thread), CommandReceiver() as receiver:
+        thread.join(60)
+        receiver.reply({"number": 0}, [])
+        receiver.report({"version": 4})
+        receiver.reply({"number": 1}, [])
+        assert sender.collect_reports() == [{"version": 4}]
+        assert [sender.collect()[0][0] for _ in range(2)] == [{"number": 0}, {"number": 1}]
+
+
+@pytest.mark.parametrize("ends", ["close", "loss"])
+def test_who_waits_for_a_report_does_not_wait_beyond_the_end(coordinator, ends):
+    raised = []
+
+    def collect() -> None:
+        with pytest.raises(OtherProcessError) as error:
+            sender.collect_reports()
+        raised.append(str(error.value))
+
+    with connecting() as (sender, thread):
+        receiver = CommandReceiver().__enter__()
+        thread.join(60)
+        waiting = threading.Thread(target=collect)
+        waiting.start()
+        if ends == "close":
+            sender.close()
+            receiver.__exit__(None, None, None)
+        else:
+            receiver._leaving = True  # the process at this end is not to end
+            receiver._connection.shutdown(socket.SHUT_RDWR)
+        waiting.join(60)
+    assert raised == ["the channel to the other processes was closed" if ends == "close" else "process 1 ended: lost"]
+
+
 def test_a_frame_that_cannot_be_sent_is_a_lost_process(coordinator, monkeypatch):
     monkeypatch.setattr(command_channel, "NOTICE_S", 0.01)
     errors = []
