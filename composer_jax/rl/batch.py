@@ -12,7 +12,7 @@ from composer_jax.agent.transcript import TranscriptError, TranscriptRow
 from composer_jax.data.host_batch import Block, HostField
 from composer_jax.data.packing import Packing, plan_packing
 from composer_jax.errors import UserError
-from composer_jax.models.router_replay import no_route, replay_dtype
+from composer_jax.models.route_dtypes import no_route, replay_dtype
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,7 +20,7 @@ from composer_jax.models.cache import abstract_cache
 from composer_jax.models.config import ModelConfig
 from composer_jax.models.flops import forward_flops, training_flops
 from composer_jax.models.model_def import ModelDef
-from composer_jax.models.router_replay import replay_dtype
+from composer_jax.models.route_dtypes import replay_dtype
 from composer_jax.parallel.context import zigzag_order
 from composer_jax.parallel.dispatch.rounds import ROUNDS
 from composer_jax.parallel.mesh import BATCH_AXES, MeshConfig, batch_shards

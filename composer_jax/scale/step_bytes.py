@@ -10,7 +10,7 @@ The rates are those of one core of this project's measurement (benchmarks/step_b
 
 import math
 
-from composer_jax.models.router_replay import replay_dtype
+from composer_jax.models.route_dtypes import replay_dtype
 from composer_jax.rl.batch import FIELDS
 from composer_jax.train.batch_parts import PIECE_BYTES
 

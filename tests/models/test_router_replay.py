@@ -7,8 +7,9 @@ import pytest
 from flax import nnx
 
 from composer_jax.models.model_def import ModelDef
+from composer_jax.models.route_dtypes import NO_ROUTE, no_route, replay_dtype
 from composer_jax.models.router import Router
-from composer_jax.models.router_replay import NO_ROUTE, RouterReplay, no_route, replay_dtype, replay_experts
+from composer_jax.models.router_replay import RouterReplay, replay_experts
 from tests.models import reference
 from tests.models.routes import chosen_routes
 from tests.models.small import GROUPED_QUERY, random_weights, relative_error, rows, small

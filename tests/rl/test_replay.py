@@ -8,7 +8,7 @@ import pytest
 
 from composer_jax.errors import UserError
 from composer_jax.models.model_def import ModelDef
-from composer_jax.models.router_replay import NO_ROUTE
+from composer_jax.models.route_dtypes import NO_ROUTE
 from composer_jax.rl.batch import Group, pack_rows
 from composer_jax.rl.config import RLConfig
 from composer_jax.rl.policy_update import PolicyUpdate

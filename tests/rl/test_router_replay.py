@@ -11,7 +11,7 @@ from composer_jax.agent.transcript import Transcript, TranscriptError
 from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.errors import UserError
 from composer_jax.models.model_def import ModelDef
-from composer_jax.models.router_replay import replay_dtype
+from composer_jax.models.route_dtypes import replay_dtype
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.rl.algorithm import GroupAdvantage
 from composer_jax.rl.batch import Group, WeightedRow, empty_batch, pack_rows

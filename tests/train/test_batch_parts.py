@@ -10,7 +10,7 @@ import pytest
 from composer_jax.agent.transcript import TranscriptRow
 from composer_jax.errors import UserError
 from composer_jax.frames import FrameError, encode_frame
-from composer_jax.models.router_replay import NO_ROUTE
+from composer_jax.models.route_dtypes import NO_ROUTE
 from composer_jax.parallel.context import zigzag_order
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.rl.batch import WeightedRow, pack_rows

@@ -100,7 +100,7 @@ def test_roles_follow_from_what_was_bought():
 
 def test_messages_calls_and_batches_take_the_seconds_of_their_bytes():
     assumed = dataclasses.replace(QUIET, message_s=0.001, message_bytes_per_s=1e9, packing=0.5)
-    assert turn_seconds(KIMI, assumed) == pytest.approx(0.001 + (900 * 960 + 300 * 28 + 600 * 4 + 1024) / 1e9)
+    assert turn_seconds(KIMI, assumed) == pytest.approx(0.001 + (900 * 960 + 300 * 8 + 600 * 4 + 1024) / 1e9)
     slow = dataclasses.replace(assumed, network_bytes_per_s=1e6)
     assert turn_seconds(KIMI, slow) == pytest.approx(0.874, rel=0.01), "the network is slower than the host"
     for chips in (8, 1024):
