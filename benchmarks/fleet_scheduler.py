@@ -234,7 +234,7 @@ def measure_admission(shards: int, rows: int, requests: int) -> float:
 
     def submit(n: int) -> None:
         for _ in range(n):
-            scheduler.submit(SequenceState(rng.integers(0, VOCABULARY, 2048).tolist(), 1024))
+            scheduler.submit(SequenceState(token_array(rng.integers(0, VOCABULARY, 2048).tolist()), 1024))
 
     submit(shards * rows - requests)
     scheduler.start(scheduler.schedule())
