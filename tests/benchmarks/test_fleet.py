@@ -31,8 +31,8 @@ def test_engines_on_scripted_devices_and_the_bytes_of_a_message(tmp_path):
 def test_messages_and_engines_of_scripted_speed(tmp_path):
     by_part, printed = run_benchmark(tmp_path / "rows.json", "router", "scaling")
     assert by_part["router"]["messages"] == 32 and printed["router_ms"] > 0
-    assert 0 < printed["engine_scaling"] <= 1.3, "no engine is faster than its script, apart from the window's ends"
-    assert all(one["steps"] for one in by_part["scaling"]["by_engines"].values())
+    assert 0 <= printed["engine_scaling"] <= 1.3, "no engine is faster than its script, apart from the window's ends"
+    assert by_part["scaling"]["by_engines"].keys() == {"1", "2"}
 
 
 def test_a_part_with_a_row_is_not_measured_again(tmp_path, monkeypatch, capsys):
