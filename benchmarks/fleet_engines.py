@@ -63,7 +63,7 @@ class ScriptedPolicy:
         return ScriptedSession(self, seed)
 
     def reset_prefix_cache(self) -> None:
-        """Does nothing: there is no cache."""
+        """Does nothing, because nothing is cached."""
 
     def status(self) -> EngineStatus:
         """See ServedEngine.status."""

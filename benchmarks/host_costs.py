@@ -100,7 +100,7 @@ def step_rows(sizes: Sizes) -> list[tuple[str, str, str]]:
         ("the same, sent by process 0", format_bytes((sizes.hosts - 1) * old), format_bytes(sent)),
         ("the same, held by each host", format_bytes(tokens * token), format_bytes(part)),
         (
-            "the same, seconds until every host has it, on a network that is no slower",
+            "the same, seconds until every host has it, on a network that is as fast",
             f"{tokens * OLD_ENCODE_S:.0f} s to encode, {tokens * OLD_DECODE_S:.0f} s to decode",
             f"{batch_seconds(tokens, token, sizes.hosts):.1f} s",
         ),

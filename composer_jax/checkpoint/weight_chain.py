@@ -276,7 +276,7 @@ class WeightReceiver:
         """Brings `parts` to a version, the newest by default; returns it.
 
         Raises:
-          MissingVersion: there is no such version.
+          MissingVersion: the folder does not have the version.
           UserError: it is that of another network, or cannot be built from what is in the folder.
 
         `parts` then keep the version that they had, unless files change or vanish between two reads.

@@ -16,9 +16,9 @@ from composer_jax.train.batch_parts import PIECE_BYTES
 
 HEADER_BYTES = 2048
 """Of a frame, at most."""
-SEND_RATE = 2.0e9
+SEND_RATE = 2.5e9
 """Bytes per second in which a core copies routes into blocks and sends them over a local connection."""
-RECEIVE_RATE = 1.2e9
+RECEIVE_RATE = 0.95e9
 """Bytes per second in which a core receives them and puts them together."""
 
 

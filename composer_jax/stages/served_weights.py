@@ -95,7 +95,7 @@ class ServedWeights:
           MissingVersion: the folder does not have the version.
           WeightMismatch: the weights have other checksums.
           UserError: there are none, they are those of another network, or the server has several processes and the
-            address is no folder of versions. What is served stays, whichever process could not read its parts.
+            address is not a folder of versions. What is served stays, whichever process could not read its parts.
           OtherProcessError: another process failed or is gone, which ends the server.
         """
         if not address.startswith(PATCHES_PREFIX):

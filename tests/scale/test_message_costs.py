@@ -71,7 +71,7 @@ async def frames_of(monkeypatch, prompt: int, observed: int, sampled: int) -> di
 
 @pytest.mark.parametrize(("prompt", "observed", "sampled"), [(1000, 100, 50), (1000, 400, 200), (3000, 400, 200)])
 def test_a_message_has_the_bytes_of_its_new_tokens(monkeypatch, prompt, observed, sampled):
-    """The second message of a session: the prompt is no longer in it."""
+    """The second message of a session: it does not contain the prompt."""
     sizes = asyncio.run(frames_of(monkeypatch, prompt, observed, sampled))
     for name, formula, header in (
         ("sample", request_bytes(observed), REQUEST_HEADER_BYTES),

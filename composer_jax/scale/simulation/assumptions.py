@@ -88,8 +88,8 @@ class Assumptions:
     receive_bytes_per_s: float = 1.1e9
     """Bytes of weights that one host of an engine checks and writes in a second. Measured here on two cores."""
     message_s: float = MESSAGE_S
-    """Seconds of the learner's process 0 for a message, beside its bytes. Measured here (python -m
-    benchmarks.message_costs)."""
+    """Seconds of the learner's process 0 for a message, beside its bytes. Measured here (python -m benchmarks.fleet
+    --parts=router)."""
     message_bytes_per_s: float = MESSAGE_RATE
     """Bytes per second in which process 0 takes in the answers of engines. Measured here (the same)."""
     call_s: float = 0.002

@@ -99,7 +99,8 @@ def test_roles_follow_from_what_was_bought():
 
 
 def test_messages_calls_and_batches_take_the_seconds_of_their_bytes():
-    assumed = dataclasses.replace(QUIET, message_s=0.001, message_bytes_per_s=1e9, packing=0.5)
+    rates = {"message_bytes_per_s": 1e9, "batch_send_bytes_per_s": 2e9, "batch_receive_bytes_per_s": 1.2e9}
+    assumed = dataclasses.replace(QUIET, message_s=0.001, packing=0.5, **rates)
     assert turn_seconds(KIMI, assumed) == pytest.approx(0.001 + (900 * 960 + 300 * 8 + 600 * 4 + 1024) / 1e9)
     slow = dataclasses.replace(assumed, network_bytes_per_s=1e6)
     assert turn_seconds(KIMI, slow) == pytest.approx(0.874, rel=0.01), "the network is slower than the host"
