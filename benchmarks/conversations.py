@@ -36,7 +36,7 @@ from composer_jax.observe.compilations import count_compilations
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.parallel.platform import configure_cpu
 from composer_jax.sampler.config import SamplerConfig
-from composer_jax.sampler.engine import Sampler
+from composer_jax.sampler.sampler import Sampler
 from composer_jax.schema.run_config import run_config
 from configs import tiny
 

@@ -24,9 +24,9 @@ from composer_jax.parallel.platform import configure_cpu
 from composer_jax.sampler import engine
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.decode import DecodedTokens, DecodeRows
-from composer_jax.sampler.engine import Sampler
 from composer_jax.sampler.route_read import RouteReader, Wanted, route_dtype
 from composer_jax.sampler.runner import Runner
+from composer_jax.sampler.sampler import Sampler
 from composer_jax.sampler.scheduler import Scheduler
 from composer_jax.sampler.sequence import Limits, SequenceState, token_array
 
@@ -171,13 +171,13 @@ class _Load:
         """Device calls of all engines so far, and what else grows."""
         total: Counter[str] = Counter(messages=self.messages)
         for sampler in self.samplers:
-            total.update(sampler._runner.calls)  # type: ignore[attr-defined]
+            total.update(sampler.engines[0].runner.calls)  # type: ignore[attr-defined]
             total["prefilled"] += sampler.prefilled_tokens
         return total
 
     def scripted_s(self) -> tuple[float, float]:
         """CPU seconds of the scripts so far, and those of the copies of routes."""
-        runners: list[Any] = [sampler._runner for sampler in self.samplers]
+        runners: list[Any] = [sampler.engines[0].runner for sampler in self.samplers]
         return sum(runner.scripted_s for runner in runners), sum(runner.routes_s for runner in runners)
 
 

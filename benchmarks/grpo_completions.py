@@ -34,8 +34,8 @@ from composer_jax.rl.ledger import RolloutLedger
 from composer_jax.rl.orchestrator import Learning, Orchestrator, Playing, Watchers
 from composer_jax.rl.policy_update import PolicyUpdate
 from composer_jax.sampler.config import SamplerConfig
-from composer_jax.sampler.engine import Sampler
 from composer_jax.sampler.policy import Policy
+from composer_jax.sampler.sampler import Sampler
 from composer_jax.tasks.grader import Case, CaseGrader
 from composer_jax.tasks.task import Task
 from composer_jax.train.learner import Learner

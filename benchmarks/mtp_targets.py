@@ -38,8 +38,8 @@ from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.parallel.platform import configure_cpu
 from composer_jax.sampler.config import SamplerConfig
-from composer_jax.sampler.engine import Sampler
 from composer_jax.sampler.request import Request
+from composer_jax.sampler.sampler import Sampler
 from composer_jax.train.learner import Learner
 from composer_jax.train.losses import LanguageLoss, LanguageLossConfig
 from composer_jax.train.optimizer import OptimizerConfig, make_optimizer

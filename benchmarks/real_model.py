@@ -36,7 +36,7 @@ from composer_jax.models.flops import forward_flops
 from composer_jax.observe.progress import Progress
 from composer_jax.parallel.platform import configure_cpu
 from composer_jax.sampler.config import SamplerConfig
-from composer_jax.sampler.engine import Sampler
+from composer_jax.sampler.sampler import Sampler
 from composer_jax.stages.model import Model, load_model
 from composer_jax.stages.usage import peak_rss_gb
 from composer_jax.train.learner import Learner

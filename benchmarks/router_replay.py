@@ -48,7 +48,7 @@ from composer_jax.parallel import context
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.parallel.platform import configure_cpu
 from composer_jax.sampler.config import SamplerConfig
-from composer_jax.sampler.engine import Sampler
+from composer_jax.sampler.sampler import Sampler
 from composer_jax.seeds import hash_seed
 from composer_jax.stages.replay_score import gap_figures
 from composer_jax.train.forward import predict_positions

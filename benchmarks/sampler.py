@@ -59,9 +59,9 @@ from composer_jax.observe.compilations import count_compilations
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.parallel.platform import configure_cpu
 from composer_jax.sampler.config import SamplerConfig
-from composer_jax.sampler.engine import Sampler
 from composer_jax.sampler.request import Request
 from composer_jax.sampler.runner import RowRequest
+from composer_jax.sampler.sampler import Sampler
 from composer_jax.sampler.sequence import SequenceState, token_array
 from launch.huge_pages import restart_with_huge_pages
 
@@ -109,7 +109,7 @@ def decode_seconds(model: ModelConfig, rows: int) -> float:
         row = SequenceState(token_array([1] * LENGTH), sampler.limits.decode_steps)
         row.shard, row.computed, row.pages = 0, LENGTH - 1, list(range(i * per_row, (i + 1) * per_row))
         requests.append(RowRequest(row, i, SamplingParams(sampler.limits.decode_steps)))
-    runner = sampler._runner  # without the scheduler, which would not start all rows at once
+    runner = sampler.engines[0].runner  # without the scheduler, which would not start all rows at once
     return median_seconds(lambda: [new.tokens for new in runner.start_decode(requests)()]) / sampler.limits.decode_steps
 
 

@@ -25,7 +25,7 @@ from composer_jax.models.presets import PRESETS
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.parallel.platform import configure_cpu
 from composer_jax.sampler.config import SamplerConfig
-from composer_jax.sampler.engine import Sampler
+from composer_jax.sampler.sampler import Sampler
 from launch.huge_pages import restart_with_huge_pages
 
 KINDS = {

@@ -31,8 +31,8 @@ from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.parallel.platform import configure_cpu
 from composer_jax.sampler.config import SamplerConfig
-from composer_jax.sampler.engine import Sampler
 from composer_jax.sampler.request import Request
+from composer_jax.sampler.sampler import Sampler
 from composer_jax.serve.app import new_app
 from composer_jax.serve.service import ServerLimits, Service
 from launch.huge_pages import restart_with_huge_pages

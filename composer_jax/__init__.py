@@ -13,7 +13,7 @@ _PUBLIC = {
     "ModelConfig": "composer_jax.models.config",
     "ModelDef": "composer_jax.models.model_def",
     "Run": "composer_jax.stages.run",
-    "Sampler": "composer_jax.sampler.engine",
+    "Sampler": "composer_jax.sampler.sampler",
     "SandboxPool": "composer_jax.sandbox",
     "Task": "composer_jax.tasks",
     "Tokenizer": "composer_jax.data.tokenizer",

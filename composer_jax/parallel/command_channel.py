@@ -6,6 +6,7 @@ process would also wait inside a device program, where Ctrl-C does not reach it.
 """
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import json
@@ -15,7 +16,7 @@ import select
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -51,19 +52,25 @@ _channels = itertools.count()  # every process opens its channels in the same or
 
 
 class CommandSender:
-    """The end of process 0. Any thread may send; one thread at a time may collect, in the order of what was sent."""
+    """The end of process 0. Any thread may send; one thread at a time may collect from a lane, in the order of what was
+    sent to it."""
 
-    def __init__(self, on_error: Callable[[OtherProcessError], object]) -> None:
-        """on_error: called once, from another thread, when a process fails or is gone before `close`."""
+    def __init__(self, on_error: Callable[[OtherProcessError], object], *, lanes: int = 1) -> None:
+        """
+        Args:
+          on_error: called once, from another thread, when a process fails or is gone before `close`.
+          lanes: into which a process can sort its replies; those of one lane do not wait for those of another.
+        """
         self.error: OtherProcessError | None = None
         self._on_error, self._noticed, self._closing = on_error, threading.Event(), threading.Event()
         self._lock, self._sending = threading.Lock(), threading.Lock()
         self._connections: dict[int, socket.socket] = {}
         self._readers: list[threading.Thread] = []
-        self._replies: dict[int, queue.SimpleQueue[Frame | None]] = {}
-        """Of each process; None: there is an error."""
-        self._reports: dict[int, queue.SimpleQueue[Frame | None]] = {}
-        """Of each process; None: no further one comes."""
+        self._lanes, self.in_order = lanes, threading.Lock()
+        """in_order: held by whoever sends a command and starts the program that it names, so that programs of several
+        processes start in the same order in all of them."""
+        self._replies: dict[int, list[queue.SimpleQueue[Frame | None]]] = {}
+        """Of each process, by lane; None: no further one comes."""
 
     def connect(self) -> None:
         """Waits until every other process has opened its CommandReceiver, or `close` is called."""
@@ -75,8 +82,10 @@ class CommandSender:
                 with contextlib.suppress(TimeoutError):
                     self._admit(server.accept()[0], token)
 
-    def send(self, header: dict[str, Any], arrays: Sequence[np.ndarray] = (), *, process: int | None = None) -> None:
-        """Sends a command to every other process, or to one of them; waits while they hold too many (WAITING_BYTES).
+    def send(
+        self, header: dict[str, Any], arrays: Sequence[np.ndarray] = (), *, processes: Iterable[int] | None = None
+    ) -> None:
+        """Sends a command to every other process, or to some of them; waits while they hold too many (WAITING_BYTES).
 
         Raises:
           OtherProcessError: one of them failed or is gone.
@@ -85,8 +94,8 @@ class CommandSender:
         with self._sending:
             if self.error is not None:
                 raise self.error
-            receivers = self._connections if process is None else {process: self._connections[process]}
-            for process, connection in receivers.items():
+            for process in self._connections if processes is None else processes:
+                connection = self._connections[process]
                 try:
                     send_buffers(connection, buffers)
                 except OSError as error:  # part of the frame may have left, so nothing can follow it
@@ -99,33 +108,19 @@ class CommandSender:
         A process may have replied to later commands before another one replies to this one.
 
         Raises:
-          OtherProcessError: one of them failed or is gone.
+          OtherProcessError: one of them failed or is gone, or the channel was closed.
         """
         return list(self.collect_from(self._replies).values())
 
-    def collect_from(self, processes: Iterable[int]) -> dict[int, Frame]:
+    def collect_from(self, processes: Iterable[int], lane: int = 0) -> dict[int, Frame]:
         """Waits for the next reply of each of these processes, where the others have none to send. See `collect`."""
         replies = {}
         for process in processes:
-            reply = self._replies[process].get()
+            reply = self._replies[process][lane].get()
             if reply is None:
-                assert self.error is not None, "a reader that ends the replies has an error"
-                raise self.error
+                raise self.error or OtherProcessError("the channel to the other processes was closed")
             replies[process] = reply
         return replies
-
-    def collect_reports(self) -> list[dict[str, Any]]:
-        """Waits for the next report of every other process and returns them; replies come independently of reports.
-
-        Raises:
-          OtherProcessError: one of them failed or is gone, or the channel has been closed.
-        """
-        reports = []
-        for waiting in self._reports.values():
-            if (report := waiting.get()) is None:
-                raise self.error or OtherProcessError("the channel to the other processes was closed")
-            reports.append(report[0]["report"])
-        return reports
 
     def cause_of(self, error: Exception) -> Exception:
         """Returns what happened to another process if `error` may follow from it, else `error` itself.
@@ -157,7 +152,7 @@ class CommandSender:
             return
         _, process = _HELLO.unpack(hello)
         _configure(connection)
-        self._replies[process], self._reports[process] = queue.SimpleQueue(), queue.SimpleQueue()
+        self._replies[process] = [queue.SimpleQueue() for _ in range(self._lanes)]
         self._connections[process] = connection
         reader = threading.Thread(target=self._read, args=(process, connection), daemon=True, name="reply-reader")
         self._readers.append(reader)
@@ -167,14 +162,17 @@ class CommandSender:
         """Reads replies until the other end closes the connection, which it does before the end only if it fails."""
         try:
             while (last := receive_frame(connection)) is not None and "failed" not in last[0]:
-                lane = self._reports if "report" in last[0] else self._replies
-                lane[process].put(last)
+                self._replies[process][last[0].pop("lane")].put(last)
         except FrameError as error:
             last = {"failed": f"process {process} sent {error}"}, []
         if not self._closing.is_set():
             # Every process that is gone is reported, also after the first error.
             self._note_end(report_lost_process(process) if last is None else last[0]["failed"])
-        self._reports[process].put(None)
+        self._end_replies(process)
+
+    def _end_replies(self, process: int) -> None:
+        for lane in self._replies[process]:
+            lane.put(None)
 
     def _note_end(self, sentence: str) -> OtherProcessError:
         """Notes that a process failed or is gone, by a sentence about it; returns the first such error."""
@@ -183,10 +181,32 @@ class CommandSender:
                 return self.error
             self.error = OtherProcessError(sentence)
         self._noticed.set()
-        for waiting in [*self._replies.values(), *self._reports.values()]:  # `connect` may add one meanwhile
-            waiting.put(None)
+        for process in list(self._replies):  # `connect` may add one meanwhile
+            self._end_replies(process)
         self._on_error(self.error)
         return self.error
+
+
+@dataclasses.dataclass(frozen=True)
+class CommandLane:
+    """The end of process 0 for those who work with some of the other processes, and with nobody else's replies."""
+
+    sender: CommandSender
+    number: int
+    """In the header of every command, as "lane"; the replies have it, too."""
+    processes: Collection[int]
+
+    def send(self, header: dict[str, Any], arrays: Sequence[np.ndarray] = ()) -> None:
+        """Sends a command to these processes. See CommandSender.send."""
+        self.sender.send(header | {"lane": self.number}, arrays, processes=self.processes)
+
+    def collect(self) -> list[Frame]:
+        """Waits for the next reply of each of these processes. See CommandSender.collect."""
+        return list(self.collect_from(self.processes).values())
+
+    def collect_from(self, processes: Iterable[int]) -> dict[int, Frame]:
+        """Waits for the next reply of some of these processes. See CommandSender.collect_from."""
+        return self.sender.collect_from(processes, self.number)
 
 
 class CommandReceiver:
@@ -236,15 +256,11 @@ class CommandReceiver:
                 return
             yield header, arrays
 
-    def reply(self, header: dict[str, Any], arrays: Sequence[np.ndarray]) -> None:
-        """Sends process 0 a reply, which CommandSender.collect returns there."""
-        buffers = frame_buffers(header, arrays)
+    def reply(self, header: dict[str, Any], arrays: Sequence[np.ndarray], *, lane: int = 0) -> None:
+        """Sends process 0 a reply, which CommandSender.collect_from returns there for that lane."""
+        buffers = frame_buffers(header | {"lane": lane}, arrays)
         with self._sending:
             send_buffers(self._connection, buffers)
-
-    def report(self, header: dict[str, Any]) -> None:
-        """Sends process 0 a report, which CommandSender.collect_reports returns there, whatever replies are due."""
-        self.reply({"report": header}, [])
 
     def interrupt(self, error: Exception) -> None:
         """Raises an error of another thread in the one that iterates, after the commands that have come before."""

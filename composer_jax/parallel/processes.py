@@ -2,8 +2,8 @@
 
 Process 0 makes decisions and writes the files of which there is one copy (`broadcast_from_process0`). The other
 processes wait at the coordinator instead of inside a device program, because only there can Ctrl-C interrupt them.
-`broadcast_from_process0`, `any_process`, `min_of_processes` and `gather_to_host` synchronise: every process calls them
-in the same order, from its main thread.
+`broadcast_from_process0`, `any_process` and `gather_to_host` synchronise: every process calls them in the same order,
+from its main thread. So does `min_of_mesh` with the processes of a mesh.
 """
 
 import itertools
@@ -15,10 +15,11 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax._src.distributed import global_state  # jax.process_count() would initialise the devices
 from jax.experimental import multihost_utils
-from jax.sharding import Sharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from composer_jax.errors import UserError
 from composer_jax.host_port import split_host_port
@@ -171,11 +172,11 @@ def any_process(flag: bool) -> bool:
     return bool(multihost_utils.process_allgather(np.array(flag)).any())
 
 
-def min_of_processes(value: float) -> float:
-    """Returns the smallest `value` of all processes, rounded to float32 if there are several."""
-    if process_count() == 1:
-        return value
-    return float(multihost_utils.process_allgather(np.float32(value)).min())
+def min_of_mesh(mesh: Mesh, value: float) -> float:
+    """Returns the smallest `value` of the processes that have devices of a mesh, all of which call this; as float32."""
+    each = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+    values = jax.make_array_from_callback((mesh.size,), each, lambda _: np.full(1, value, np.float32))
+    return float(jax.jit(jnp.min, out_shardings=NamedSharding(mesh, PartitionSpec()))(values))
 
 
 def device_put_global(tree: Any, sharding: Sharding) -> Any:

@@ -8,7 +8,7 @@ from composer_jax.errors import UserError
 from composer_jax.models.cache import abstract_cache
 from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.chips import GIB
-from composer_jax.parallel.processes import min_of_processes
+from composer_jax.parallel.processes import min_of_mesh
 from composer_jax.parallel.sharding import bytes_per_device
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.sequence import Limits
@@ -21,7 +21,8 @@ def require_room(definition: ModelDef, mesh: Mesh, config: SamplerConfig, limits
     memory, such as CPUs, nothing is compared. On a mesh of several processes, all of them call it and decide the same.
 
     Args:
-      definition: with the cache of the sampler. limits: made from `config`.
+      definition: with the cache of the sampler.
+      mesh, limits: of one engine. config: of the sampler, whose numbers are those of all engines together.
 
     Raises:
       UserError: the cache does not fit; the sentence names the largest sampler.cache_tokens that would by itself.
@@ -34,9 +35,10 @@ def require_room(definition: ModelDef, mesh: Mesh, config: SamplerConfig, limits
     if needed <= free:
         return
     pages = int(free * limits.cache_pages // needed) - limits.spare_pages
+    shards = config.slots // limits.rows  # of all engines
     fits = (
-        f"use less than {limits.shards * pages * limits.page_size}; programs, and updates of the weights while it "
-        "serves, need room as well"
+        f"use less than {shards * pages * limits.page_size}; programs, and updates of the weights while it serves, "
+        "need room as well"
     )
     if pages < limits.most_pages(config.max_model_len):
         fits = (
@@ -56,5 +58,5 @@ def free_memory(mesh: Mesh) -> float | None:
     stats = [device.memory_stats() or {} for device in mesh.local_devices]
     free = min((float(of["bytes_limit"] - of["bytes_in_use"]) for of in stats if "bytes_limit" in of), default=math.inf)
     if mesh.is_multi_process:
-        free = min_of_processes(free)
+        free = min_of_mesh(mesh, free)
     return free if math.isfinite(free) else None

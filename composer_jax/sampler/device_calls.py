@@ -10,6 +10,7 @@ import dataclasses
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from composer_jax.sampler.sequence import SchedulerOutput
@@ -25,13 +26,16 @@ class OutstandingCall:
     schedule: SchedulerOutput
     """ROUTING_READ, or what they compute."""
     finish: Callable[[], Any]
-    """Waits for the results and returns them; called in a thread."""
+    """Waits for the results and returns them; called in the thread of the calls."""
     commit: Callable[[Any], Awaitable[None]]
     """Takes the results, in the event loop."""
 
 
 class DeviceCalls:
-    """The outstanding calls of a serving; false while there are none."""
+    """The outstanding calls of an engine that serves; false while there are none.
+
+    They have a thread of their own, since the event loop's threads are fewer than the engines of a large sampler.
+    """
 
     def __init__(self, most_ahead: int) -> None:
         """most_ahead: outstanding schedules behind which the next one may start."""
@@ -40,6 +44,7 @@ class DeviceCalls:
         self._most_ahead = most_ahead
         self._outstanding: deque[OutstandingCall] = deque()
         self._starting: SchedulerOutput | None = None
+        self._thread = ThreadPoolExecutor(1, "device-calls")
         self._noted = 0.0
 
     def __bool__(self) -> bool:
@@ -63,11 +68,11 @@ class DeviceCalls:
         *arguments: Any,
         commit: Callable[[Any], Awaitable[None]],
     ) -> None:
-        """Starts calls by function(*arguments), which runs in a thread and returns OutstandingCall.finish."""
+        """Starts calls by function(*arguments), which runs in the thread and returns OutstandingCall.finish."""
         self._note_time(is_busy=bool(self._outstanding))
         self._starting = schedule
         try:
-            finish = await asyncio.to_thread(function, *arguments)
+            finish = await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
         finally:
             self._starting = None
         self._outstanding.append(OutstandingCall(schedule, finish, commit))
@@ -75,7 +80,7 @@ class DeviceCalls:
     async def finish_oldest(self) -> None:
         """Waits for the results of the oldest call and commits them."""
         call = self._outstanding[0]
-        results = await asyncio.to_thread(call.finish)
+        results = await asyncio.get_running_loop().run_in_executor(self._thread, call.finish)
         self._outstanding.popleft()
         self._note_time(is_busy=True)
         await call.commit(results)

@@ -1,58 +1,44 @@
-"""Sampler: the rollout engine. One task schedules, starts, finishes and commits device calls; requests come and go.
+"""Engine: one copy of the weights. One task schedules, starts, finishes and commits device calls; requests come and go.
 
 The next calls start while one is outstanding (device_calls.py), so the devices compute while the host reads, commits,
 streams and schedules.
 """
 
 import asyncio
-import contextlib
 import dataclasses
 import functools
 from array import array
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, Literal, Self
+from collections.abc import Callable, Sequence
+from typing import Literal
 
 import numpy as np
 from jax.sharding import Mesh
 
 from composer_jax.errors import OtherProcessError, UserError
 from composer_jax.models.config import ModelConfig
-from composer_jax.models.model_def import ModelDef, Params
-from composer_jax.observe.progress import Progress
-from composer_jax.parallel.mesh import batch_shards
-from composer_jax.parallel.processes import is_first_process
-from composer_jax.sampler.config import SamplerConfig, make_limits
+from composer_jax.models.model_def import ModelDef
+from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.detokenizer import Decode
 from composer_jax.sampler.device_calls import DeviceCalls
 from composer_jax.sampler.drafts import Speculation
 from composer_jax.sampler.policy import SamplingParams
 from composer_jax.sampler.request import Request, RequestHandle
 from composer_jax.sampler.request_table import RequestTable
-from composer_jax.sampler.rollout_weights import rollout_model_def
 from composer_jax.sampler.runner import RowScores, Runner
 from composer_jax.sampler.scheduler import Scheduler
-from composer_jax.sampler.sequence import CacheLease, SchedulerOutput
+from composer_jax.sampler.sequence import CacheLease, Limits, SchedulerOutput
 from composer_jax.sampler.session import EngineSession
-from composer_jax.sampler.session_gate import SessionGate
-from composer_jax.sampler.several_processes import (
-    Leader,
-    OnAsk,
-    OnCall,
-    UpdateMode,
-    WeightsOfVersion,
-    WeightUpdate,
-    follow,
-)
+from composer_jax.sampler.session_gate import Place, SessionGate
+from composer_jax.sampler.several_processes import Leader, WeightUpdate
 from composer_jax.sampler.start_schedule import StepOutput, start_schedule
 from composer_jax.sampler.watchdog import Activity, Watchdog
-from composer_jax.sampler.weight_checksums import WeightChecksums
 
 PauseMode = Literal["keep", "wait", "abort"]
 
 
 @dataclasses.dataclass(frozen=True)
 class SamplerStats:
-    """What a sampler is doing, and has done."""
+    """What an engine is doing, and has done, or the engines of a sampler together."""
 
     waiting: int
     running: int
@@ -69,11 +55,12 @@ class SamplerStats:
     """Those of them that were sampled."""
 
 
-class Sampler:
-    """A Policy (sampler/policy.py) on the devices of a mesh: continuous batching over a paged cache of prefixes.
+class Engine:
+    """One copy of the weights: the devices over which it is divided, with a scheduler, pages and prefix tree of its
+    own.
 
-    Open and use sessions inside `async with sampler.serving():`. On a mesh over several processes, each
-    of them makes, updates and warms up the sampler; then process 0 serves, and the others call `follow`.
+    A Sampler (sampler/sampler.py) has one or more, and says which of them a session or a request comes to. An engine
+    serves from `start` until `stop`.
     """
 
     def __init__(
@@ -81,183 +68,96 @@ class Sampler:
         definition: ModelDef,
         mesh: Mesh,
         config: SamplerConfig,
+        limits: Limits,
         *,
         end_tokens: Sequence[int],
         decode: Decode | None = None,
-        most_sessions: int | None = None,
         only_fitting: bool = False,
+        on_failure: Callable[[Exception], object] = lambda _: None,
     ) -> None:
         """
         Args:
-          mesh: the run's mesh; with config.mesh the sampler makes its own over the same devices.
-          end_tokens: ids that end a message, such as ChatFormat.end_tokens.
-          decode: text of token ids, which requests with stop strings need.
-          most_sessions: that are open at once, whatever the cache holds; None: no such bound.
-          only_fitting: opens no more sessions than there are slots, and none that may not fit into the cache. Then no
-            session gives up its pages, and no bit of what it samples depends on how long tools take.
-
-        Raises:
-          UserError: sizes of `config` that do not fit the mesh or the model.
+          definition: with weights as the engine stores them (rollout_model_def).
+          mesh: of the engine's devices.
+          config: of the sampler; its numbers are those of all engines together.
+          limits: made from `config`, with the batch shards of this engine.
+          end_tokens, decode, only_fitting: as of Sampler.
+          on_failure: called in the event loop with what ends a serving, before the requests get it.
         """
-        if config.mesh is not None:
-            mesh = config.mesh.make_mesh(list(mesh.devices.flat))
-        definition = rollout_model_def(definition, config)
-        if config.max_model_len > definition.config.max_context:
-            raise UserError(
-                f"A sampler max_model_len of {config.max_model_len} tokens exceeds the model's max_context="
-                f"{definition.config.max_context}."
-            )
         self.definition, self.mesh, self.config = definition, mesh, config
         self.end_tokens, self.decode = tuple(end_tokens), decode
         self.version, self.is_serving = -1, False
         self.decoded_tokens, self.prefilled_tokens = 0, 0
         self.prefill_places = 0
         """Rows x tokens of the prefill calls: prefilled tokens and padding."""
-        self.limits = make_limits(config, batch_shards(mesh), definition.config)
-        self._runner = Runner(definition, mesh, config, self.limits, self.end_tokens)
-        self.learner_checksums = self._runner.checksum_program.of_learner
+        self.limits, self._on_failure = limits, on_failure
+        self.runner = Runner(definition, mesh, config, limits, self.end_tokens)
         self._scheduler = Scheduler(self.limits)
         self._calls = DeviceCalls(self.limits.most_ahead)
-        self._requests = RequestTable(self._scheduler, self._runner, self._calls)
+        self._requests = RequestTable(self._scheduler, self.runner, self._calls)
         self._new_gate = functools.partial(
             SessionGate,
             self.limits,
-            self._raise_if_ended,
             lambda: bool(self._scheduler.running or self._scheduler.waiting),
             lambda: self._scheduler.n_held_pages,
-            most_sessions=most_sessions,
             only_fitting=only_fitting,
         )
-        self._sessions = self._new_gate()
+        self.gate = self._new_gate()
         self._update: WeightUpdate | None = None
         self._speculation = Speculation(config.drafts, config.draft_tokens) if config.drafts else None
         self._forgets_cache = False
         """Whether the cache is to be forgotten when no call is outstanding."""
+        self._error: Exception | None = RuntimeError("this sampler does not serve")
+        """What ended the serving; None while it goes on."""
+        self._failure: Exception | None = None
+        """What ended the serving of another engine of the sampler, and so this one's."""
         self._watchdog = Watchdog(config.stall_seconds, self._activity)
 
     # -- weights -------------------------------------------------------------------------------------------------
 
-    def update(
-        self,
-        params: Params,
-        router_bias: Params,
-        version: int,
-        *,
-        copy: bool = True,
-        checksums: WeightChecksums | None = None,
-    ) -> None:
-        """Installs the weights in this sampler's layout and dtypes; later tokens carry `version`.
+    def note_weights(self, version: int, *, keeps_running: bool = False) -> None:
+        """Notes that the runner has other weights; later tokens carry `version`. No device call is outstanding.
 
-        What is cached is forgotten. Call it while the sampler is not serving.
-
-        Args:
-          copy: False shares the arrays that have this layout and dtype already; the caller then never donates them.
-          checksums: of this version, from `learner_checksums` when it was made; None takes those of `params`.
-
-        Raises:
-          ValueError: weights of another network.
-          UserError: what would be installed has other checksums, or leaves no room for the cache; the old weights stay.
+        keeps_running: running requests and open sessions go on with what the old weights computed; else their contexts
+          are computed again.
         """
-        if self.is_serving:
-            raise RuntimeError("this sampler is serving; use update_serving inside the block")
-        self._runner.install(params, router_bias, version, copy=copy, checksums=checksums)
-        self._scheduler.recompute()
+        if keeps_running:
+            self._scheduler.keep_running()
+        else:
+            self._scheduler.recompute()
         self.version = version
 
-    def release(self) -> None:
-        """Frees the memory of weights and cache until the next `update`. Call it while the sampler is not serving."""
-        assert not self.is_serving, "requests need the weights"
-        self._runner.release()
-        self.version = -1
-
-    async def update_serving(
-        self,
-        params: Params,
-        router_bias: Params,
-        version: int,
-        *,
-        mode: UpdateMode = "recompute",
-        copy: bool = True,
-        checksums: WeightChecksums | None = None,
-    ) -> None:
-        """Installs weights when no device call of the serving is outstanding; later tokens then carry `version`.
-
-        Args:
-          params, router_bias: arrays, or HostTensors (host_weights.py), which replace the old weights one by one: a
-            device then needs no memory beside them, and an error in the middle ends the serving.
-          mode: "recompute": running requests go on with contexts that the new weights compute again. "keep": they go on
-            with what the old weights computed, as do sessions that are open (PipelineRL, arXiv 2509.19128). "drain":
-            running requests end with the old weights first, while others wait.
-          copy, checksums: as for `update`; HostTensors need checksums.
-
-        Raises:
-          RuntimeError: the sampler does not serve, or another update waits for running requests to end.
-          ValueError, UserError: as from `update`. The serving goes on; over several processes, it ends.
-        """
-        if not self.is_serving or self._update is not None:
-            reason = "another update is waiting" if self.is_serving else "this sampler is not serving; call update"
-            raise RuntimeError(reason)
-        self._raise_if_ended()
-        done = asyncio.get_running_loop().create_future()
-        self._update = WeightUpdate(params, router_bias, version, mode, copy, checksums, done)
+    def begin_update(self, update: WeightUpdate) -> None:
+        """Comes to rest for new weights as soon as `update.mode` lets it, and goes on when they are installed."""
+        self._update = update
         self._work.set()
-        await done
 
     def score(self, tokens: Sequence[int]) -> RowScores:
-        """See Runner.score. A sampler that serves must be paused."""
+        """See Runner.score. An engine that serves must be paused."""
         assert self.is_paused or not self.is_serving, "device calls of a serving would mix with those of the row"
-        return self._runner.score(tokens)
-
-    @property
-    def checksums(self) -> WeightChecksums:
-        """Those of the weights that the sampler holds; none before the first update."""
-        return () if self._runner.installed is None else self._runner.installed[1]
+        return self.runner.score(tokens)
 
     def reset_prefix_cache(self) -> None:
-        """Forgets all that is cached; running requests compute their contexts again. For measurements.
-
-        While the sampler serves, this happens before any further device call.
-        """
-        if self.error is None:
+        """See Sampler.reset_prefix_cache."""
+        if self._error is None:
             self._forgets_cache = True
             self._work.set()
         else:
             self._scheduler.recompute()
 
-    def warm_up(self, *, processed: bool = False) -> int:
-        """Compiles all programs, so that nothing compiles later, and shows the progress; returns their number.
-
-        Call `update` before; no session may be open.
-
-        processed: whether requests with a temperature, top_k, top_p or min_p will come. Without it, their programs
-          compile when the first of them is decoded.
-        """
-        calls = self._runner.warm_up_calls(processed)
-        with Progress(len(calls), "program", "compile the sampler") as progress:
-            for call in calls:
-                call()
-                progress.update()
-        return len(calls)
-
     async def pause(self, mode: PauseMode = "keep", *, will_resume: bool = False) -> None:
-        """Stops device calls until `resume`; returns when the last one has ended.
-
-        Requests can be submitted meanwhile, and weights updated (not with mode="drain" while requests run).
-
-        Args:
-          mode: "keep": running requests wait, and go on after `resume`. "wait": they end first, while others wait.
-            "abort": every request ends at once, with what it has sampled and the finish reason "cancelled".
-          will_resume: the caller resumes by itself, so requests that wait meanwhile are not logged as a stall.
-        """
+        """See Sampler.pause."""
         self._raise_if_ended()
         self._pause_mode, self._will_resume = mode, will_resume
         self._paused.clear()
         self._work.set()
+        if self._rests and self._update is not None and self._update.n_busy and self._is_pausing():
+            self._note_pause()  # it waits for engines that may pause before they rest
         await self._paused.wait()
         self._raise_if_ended()
 
     def resume(self) -> None:
-        """Goes on after `pause`, also one that still waits; does nothing if the sampler is not paused."""
+        """See Sampler.resume."""
         self._pause_mode = None
         self._paused.set()
         self._work.set()
@@ -266,11 +166,6 @@ class Sampler:
     def is_paused(self) -> bool:
         """Whether `pause` was called and `resume` not yet."""
         return self.is_serving and self._pause_mode is not None
-
-    @property
-    def error(self) -> Exception | None:
-        """What ended the serving; None while it goes on."""
-        return self._error if self.is_serving else RuntimeError("this sampler does not serve")
 
     @property
     def busy_seconds(self) -> float:
@@ -294,102 +189,55 @@ class Sampler:
 
     # -- sessions ------------------------------------------------------------------------------------------------
 
-    @contextlib.asynccontextmanager
-    async def serving(self) -> AsyncIterator[Self]:
-        """Serves sessions inside the block.
-
-        If serving fails, every pending request raises the exception, and so does every later one. Raises RuntimeError
-        if no weights were installed by `update`, the sampler is serving already, or process 0 serves. The
-        serving ends with an OtherProcessError if another process of the mesh failed or is gone.
-        """
-        if self.version < 0:
-            raise RuntimeError("call Sampler.update before serving")
-        if self.is_serving:
-            raise RuntimeError("this sampler is serving already; open sessions inside the block that is running")
-        if self.mesh.is_multi_process and not is_first_process():
-            raise RuntimeError("process 0 serves; the other processes call Sampler.follow")
-        self._error: Exception | None = None
-        self._leaving, self._work = False, asyncio.Event()
+    def start(self, leader: Leader) -> None:
+        """Begins to serve, with weights of a version."""
+        self._leader, self._error, self._failure = leader, None, None
+        self._leaving, self._rests, self._work = False, False, asyncio.Event()
         self._pause_mode: PauseMode | None = None
         self._will_resume, self._paused = False, asyncio.Event()
-        self._sessions = self._new_gate()
+        self.gate = self._new_gate()
         self.is_serving = True
+        self._server = asyncio.create_task(self._serve())
+
+    async def stop(self) -> None:
+        """Ends the serving when the outstanding device calls have ended; raises what ended it before."""
+        # Cancelling would leave a device call running in its thread, next to those of the next serving.
+        self._leaving = True
+        self._work.set()
         try:
-            async with Leader(self._runner, self._work.set) as self._leader:
-                server = asyncio.create_task(self._serve())
-                try:
-                    yield self
-                finally:
-                    # Cancelling would leave a device call running in its thread, next to those of the next serving.
-                    self._leaving = True
-                    self._work.set()
-                    await server
+            await self._server
         finally:
             self.is_serving = False
 
-    def call_followers(
-        self, header: Mapping[str, Any], arrays: Sequence[np.ndarray] = (), *, process: int | None = None
-    ) -> None:
-        """Makes every other process, or one of them, call the `on_call` of its `follow`, in order with device calls.
+    def fail(self, error: Exception) -> None:
+        """Ends the serving with an error of another engine, as if a device call had raised it."""
+        self._failure = error
+        self._work.set()
 
-        It does not wait for them, but for room in the channel (parallel/command_channel.py: WAITING_BYTES).
-        The sampler must be paused until this process has joined the collectives of that call. May be called from any
-        thread. On a mesh of one process it does nothing. Raises OtherProcessError if another process failed or is gone.
+    def wake(self) -> None:
+        """Makes the serving look whether another process has failed."""
+        self._work.set()
 
-        Args:
-          header: plain JSON.
-        """
-        if self._leader.has_followers:
-            assert self.is_paused, "device calls of a serving would mix with those of the call"
-            self._leader.send_call(header, arrays, process)
+    @property
+    def slots(self) -> int:
+        """Requests that run at once."""
+        return self.limits.rows * self.limits.shards
 
-    async def ask_followers(self, question: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Returns what every other process answers by the `on_ask` of its `follow`, while device calls go on.
+    @property
+    def load(self) -> int:
+        """Open sessions, or requests if these are more."""
+        return max(self.gate.n_open, len(self._scheduler.running) + len(self._scheduler.waiting))
 
-        On a mesh of one process these are none. One question at a time. Raises OtherProcessError if another process
-        failed or is gone.
+    def n_cached(self, tokens: "array[int]") -> int:
+        """Returns how many tokens of a context are in the cache."""
+        return self._scheduler.n_cached(tokens)
 
-        question: plain JSON.
-        """
-        return await self._leader.ask(question)
-
-    def follow(
-        self,
-        weights: WeightsOfVersion | None = None,
-        on_call: OnCall | None = None,
-        on_ask: OnAsk | None = None,
-    ) -> None:
-        """Makes the device calls of process 0 until it leaves `serving`: what every other process does meanwhile.
-
-        Args:
-          weights: returns the weights of `update_serving`, which process 0 must not call without it.
-          on_call: called with what process 0 passes to `call_followers`.
-          on_ask: answers what process 0 passes to `ask_followers`.
-
-        Raises:
-          RuntimeError: no weights were installed by `update`, this is process 0, or the mesh is of one process.
-          OtherProcessError: the serving failed. If process 0 disappears, this process exits with a sentence.
-        """
-        if self.version < 0 or is_first_process() or not self.mesh.is_multi_process:
-            raise RuntimeError("call Sampler.update before; process 0 serves, and the others of its mesh follow")
-        self.is_serving = True
-        try:
-            follow(self._runner, weights, on_call, on_ask, lambda version: setattr(self, "version", version))
-        finally:
-            self.is_serving = False
-
-    async def open(self, seed: int, *, ahead: bool = False) -> EngineSession:
-        """See TrainablePolicy.open. The memory of the cache bounds the open sessions (session_gate.py)."""
-        gate = self._sessions
-        place = await gate.open(ahead=ahead)
-        return EngineSession(self.submit, self.config.max_model_len, seed, gate, place, self._close)
+    def open(self, seed: int, place: Place) -> EngineSession:
+        """Returns a session that has got a place of the gate."""
+        return EngineSession(self.submit, self.config.max_model_len, seed, self.gate, place, self._close)
 
     def submit(self, request: Request) -> RequestHandle:
-        """Queues a request; the handle gives its Sample, or what it samples as it does.
-
-        Raises ValueError for an empty context, or one that leaves no room for a token, and UserError for token ids that
-        the network does not have, or stop strings without a decoder.
-        """
+        """See Sampler.submit."""
         self._raise_if_ended()
         tokens, params = np.asarray(request.tokens), request.params
         budget = _check_request(tokens, params, self.definition.config, self.config.max_model_len, self.decode)
@@ -421,11 +269,12 @@ class Sampler:
             while self._calls:
                 await self._calls.finish_oldest()
         except Exception as error:
-            reason = self._leader.fail(error)
+            reason = error if error is self._failure else self._leader.fail(error)
+            self._on_failure(reason)
             self._scheduler.recompute()
             if not isinstance(reason, OtherProcessError):  # which may never run a program again
-                await asyncio.to_thread(self._runner.wait)
-                self._runner.reset_cache()
+                await asyncio.to_thread(self.runner.wait)
+                self.runner.reset_cache()
             if reason is not error:
                 raise reason from error
             raise
@@ -433,11 +282,11 @@ class Sampler:
             self._watchdog.stop()
             self._calls.forget()
             self._error = reason
-            self._sessions.end(reason)
+            self.gate.end(reason)
             self._paused.set()
             if self._update is not None:
                 self._update.resolve(reason)
-            self._update = None
+                self._update = None
             self._requests.end_all(reason)
             self._forget_cache()
 
@@ -445,19 +294,19 @@ class Sampler:
         """Starts calls, or else finishes the oldest ones, or else waits until there is something to do."""
         self._work.clear()
         self._leader.check()
+        if self._failure is not None:
+            raise self._failure
         self._requests.free_done()
         if self._calls and (self._forgets_cache or self._is_updating() or self._is_pausing()):
             await self._finish_oldest()
             return  # what is wanted may have changed meanwhile
         self._forget_cache()
         if self._update is not None and self._is_updating():
-            await self._apply(self._update)
-            self._update = None
+            self._rests = True
+            await self._update.rest()
+            self._update, self._rests = None, False
         elif self._is_pausing():
-            if self._pause_mode == "abort":
-                self._requests.end_all()
-                self._pause_mode = "keep"  # requests that come during the pause wait for its end
-            self._paused.set()
+            self._note_pause()
             await self._work.wait()
         elif not self._calls.is_full and (schedule := self._schedule()):
             await self._start(schedule)
@@ -466,12 +315,19 @@ class Sampler:
         else:
             await self._work.wait()
 
+    def _note_pause(self) -> None:
+        """Lets `pause` return."""
+        if self._pause_mode == "abort":
+            self._requests.end_all()
+            self._pause_mode = "keep"  # requests that come during the pause wait for its end
+        self._paused.set()
+
     def _schedule(self) -> SchedulerOutput:
         return self._scheduler.schedule(admit=self._update is None and self._pause_mode is None)
 
     async def _start(self, schedule: SchedulerOutput) -> None:
         handles = self._requests.handles(schedule.decode)
-        arguments = self._runner, self._speculation, schedule, handles, self.version
+        arguments = self.runner, self._speculation, schedule, handles, self.version
         commit = functools.partial(self._commit, schedule)
         await self._calls.start(schedule, start_schedule, *arguments, commit=commit)
         self._scheduler.start(schedule)
@@ -505,16 +361,6 @@ class Sampler:
     def _is_pausing(self) -> bool:
         """Whether no further call may start now."""
         return self._pause_mode is not None and not (self._pause_mode == "wait" and self._scheduler.running)
-
-    async def _apply(self, update: WeightUpdate) -> None:
-        if not await self._leader.install(update):
-            return
-        if update.mode == "keep":
-            self._scheduler.keep_running()
-        else:
-            self._scheduler.recompute()
-        self.version = update.version
-        update.resolve()
 
 
 def _check_request(

@@ -52,12 +52,12 @@ class RolloutWeights:
         ValueError for weights of another network.
 
         Args:
-          params, router_bias: arrays in any floating dtype and on any mesh, none of them 8-bit.
+          params, router_bias: arrays in any floating dtype and on any mesh; 8-bit ones only if all have the sampler's
+            dtypes and `copy` is False.
           copy: False shares the arrays that have the sampler's layout, if all have its dtypes.
         """
         weights = (params, router_bias)
-        has_dtype = lambda to, weight: not isinstance(to, QuantizedArray) and weight.dtype == to.dtype  # noqa: E731
-        if copy or not all(jax.tree.leaves(_map_weights(has_dtype, self._shapes, weights))):
+        if copy or not all(jax.tree.leaves(_map_weights(_has_dtype, self._shapes, weights))):
             weights = self._convert(weights)
         return jax.device_put(weights, self._shardings)
 
@@ -83,6 +83,12 @@ class RolloutWeights:
                 array = jax.block_until_ready(tensor.place(weight.dtype, sharding))
             placed.append(array)
         return jax.tree.unflatten(tree, placed)
+
+
+def _has_dtype(to: jax.ShapeDtypeStruct | QuantizedArray, weight: jax.Array | QuantizedArray) -> bool:
+    if isinstance(to, QuantizedArray) != isinstance(weight, QuantizedArray):
+        return False
+    return all(a.dtype == b.dtype for a, b in zip(jax.tree.leaves(to), jax.tree.leaves(weight), strict=True))
 
 
 def _map_weights(function, shapes, weights):

@@ -22,12 +22,12 @@ from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.errors import UserError
 from composer_jax.frames import Frame
 from composer_jax.models.model_def import ModelDef, Params
-from composer_jax.parallel.command_channel import CommandSender
+from composer_jax.parallel.command_channel import CommandLane
 from composer_jax.parallel.mesh import BATCH_AXES
 from composer_jax.parallel.processes import device_put_global
 from composer_jax.sampler.cache_memory import require_room
 from composer_jax.sampler.config import SamplerConfig
-from composer_jax.sampler.decode import CarriedRows, DecodedTokens, DecodeRows
+from composer_jax.sampler.decode import CarriedRows, DecodedTokens, DecodeRows, Scores
 from composer_jax.sampler.host_weights import is_on_host
 from composer_jax.sampler.mtp_decode import Drafts
 from composer_jax.sampler.page_tables import PageTables, read_program, write_program
@@ -46,6 +46,8 @@ from composer_jax.sampler.weight_checksums import ChecksumProgram, WeightChecksu
 
 FEWEST_ROWS = 8
 """Of decode calls, unless the config says otherwise; a call with fewer takes as long."""
+ELSEWHERE: Any = object()
+"""In the place of an array of which this process has no shard."""
 TABLES_AT = {"prefill": 3, "score": 3} | dict.fromkeys(
     (f"{kind}{processed}" for kind in ("decode", "verify") for processed in ("", "_processed")),
     DecodeRows._fields.index("tables_BJ"),
@@ -129,8 +131,10 @@ class Runner:
             self._programs[f"decode{kind}"] = decode_program(*arguments)
             if config.drafts:
                 self._programs[f"verify{kind}"] = decode_program(*arguments, config.drafts)
-        self.sender: CommandSender | None = None
-        """The channel to the other processes, in process 0 of several while it serves."""
+        self.is_here = bool(mesh.local_devices)
+        """Whether this process has devices of the engine."""
+        self.sender: CommandLane | None = None
+        """The channel to the engine's other processes, in process 0 of several while it serves."""
         self._draft_tokens = config.draft_tokens if config.drafts else 0
         self._rollout_weights = RolloutWeights(definition, mesh)
         self.checksum_program = ChecksumProgram(definition)
@@ -147,8 +151,10 @@ class Runner:
     def reset_cache(self) -> None:
         """Makes an empty cache: a call that failed may have taken the one before with it."""
         self._forget_calls()  # before the new cache takes its room
-        self._cache = self._new_cache()
         self._page_tables = PageTables(self.limits, self._table_length)
+        if not self.is_here:
+            return
+        self._cache = self._new_cache()
         self._tables = self._page_tables.new_array(self.mesh)
         ends = np.zeros((len(CarriedRows._fields), self.limits.shards * self.limits.rows), np.int32)
         self._carried = device_put_global(CarriedRows(*ends), NamedSharding(self.mesh, PartitionSpec(BATCH_AXES)))
@@ -229,15 +235,21 @@ class Runner:
 
     def _start_everywhere(self, name: str, *inputs: Any, width: int | None = None) -> Any:
         """Starts a program in all processes; returns what `start_program` does here."""
-        if self.sender is not None:
+        if self.sender is None:
+            return self.start_program(name, *inputs, width=width)
+        with self.sender.sender.in_order if self.is_here else contextlib.nullcontext():
             self.sender.send({"program": name, "width": width}, inputs)
-        return self.start_program(name, *inputs, width=width)
+            return self.start_program(name, *inputs, width=width)
 
     def start_program(self, name: str, *inputs: Any, width: int | None = None) -> Any:
         """Starts a program in this process only; returns its results as global arrays, perhaps not computed yet.
 
+        A process without devices of the engine starts nothing, and returns ELSEWHERE in the place of each array.
+
         width: pages of the tables that the program gets; None: those of the longest context.
         """
+        if not self.is_here:
+            return self._outputs_elsewhere(name)
         assert self._weights is not None and self._tables is not None, "no weights are installed"
         if name == "write_tables":
             self._tables = self._write_tables(self._tables, *inputs)
@@ -254,6 +266,20 @@ class Runner:
         inputs = *inputs[:n], *self._carried, *inputs[n:]
         self._cache, (out, self._carried) = program(*self._weights, self._cache, *inputs)
         return out
+
+    def _outputs_elsewhere(self, name: str) -> Any:
+        """Returns ELSEWHERE in the place of each array that other processes reply with."""
+        if name == "write_tables":
+            return ()
+        if name == "prefill":
+            return ELSEWHERE
+        if name == "routing":
+            return []  # which RouteReader gets from their owners
+        if name == "score":
+            return Scores(*[ELSEWHERE] * len(Scores._fields))
+        tokens = DecodedTokens(*[ELSEWHERE] * len(DecodedTokens._fields))
+        drafts = Drafts(*[ELSEWHERE] * len(Drafts._fields))
+        return (tokens, drafts) if self.definition.config.cache_mtp and name.startswith("verify") else tokens
 
     def warm_up_calls(self, processed: bool) -> list[Callable[[], object]]:
         """Returns the calls, which consist of padding, that compile all programs. See Sampler.warm_up."""
@@ -532,17 +558,20 @@ def _smallest_fitting(sizes: tuple[int, ...], needed: int) -> int:
     return next((size for size in sizes if size >= needed), sizes[-1])
 
 
-def gather_shards(out: Any, sender: CommandSender | None) -> Any:
+def gather_shards(out: Any, sender: CommandLane | None) -> Any:
     """Returns a pytree of global arrays as NumPy arrays; the other processes reply with `shards_here`.
 
     Without a sender, when all processes compile programs, what the others hold is zeros. An all-gather in the program
     would wait for all devices, also where they decode independently of each other, and is slow between CPU devices.
+
+    out: with ELSEWHERE for all arrays where only the other processes have them.
     """
     leaves, tree = jax.tree.flatten(out)
     if not leaves:
         return out
-    commands = [shards_here(out), *(sender.collect() if sender is not None else ())]
-    arrays = [np.zeros(leaf.shape, leaf.dtype) for leaf in leaves]
+    commands = [] if leaves[0] is ELSEWHERE else [shards_here(out)]
+    commands += sender.collect() if sender is not None else []
+    arrays = [np.zeros(shape, dtype) for shape, dtype in commands[0][0]["shapes"]]
     for header, pieces in commands:
         for (number, bounds), piece in zip(header["pieces"], pieces, strict=True):
             arrays[number][tuple(slice(*pair) for pair in bounds)] = piece
@@ -551,12 +580,13 @@ def gather_shards(out: Any, sender: CommandSender | None) -> Any:
 
 def shards_here(out: Any) -> Frame:
     """Returns the shards of a pytree's arrays that this process holds; of equal shards, one process sends one."""
-    places, pieces = [], []
-    for number, leaf in enumerate(jax.tree.leaves(out)):
+    places, pieces, leaves = [], [], jax.tree.leaves(out)
+    for number, leaf in enumerate(leaves):
         leaf.copy_to_host_async()
         for shard in leaf.addressable_shards:
             if shard.replica_id == 0:
                 bounds = [part.indices(size)[:2] for part, size in zip(shard.index, leaf.shape, strict=True)]
                 places.append((number, bounds))
                 pieces.append(shard.data)
-    return {"pieces": places}, [np.asarray(piece) for piece in pieces]
+    shapes = [(leaf.shape, leaf.dtype.name) for leaf in leaves]
+    return {"shapes": shapes, "pieces": places}, [np.asarray(piece) for piece in pieces]

@@ -21,6 +21,7 @@ whole context, no page can be given up, and a sequence gets the pages of its who
 """
 
 import itertools
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -152,6 +153,10 @@ class Scheduler:
             private += len(lease.tokens) - (self.limits.pages_for(len(lease.tokens)) - len(lease.tail)) * size
             private_pages += len(lease.tail)
         return private + (self.n_held_pages - private_pages) * size
+
+    def n_cached(self, tokens: "array[int]") -> int:
+        """Returns how many tokens of a context are cached, on the shard that has most of them."""
+        return max(self._index.n_pages(self._index.path(tokens)).values(), default=0) * self.limits.page_size
 
     # -- schedules -----------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""SessionGate: how many sessions of a Sampler are open at once. The memory of the cache decides, not the decode slots.
+"""SessionGate: how many sessions of an engine are open at once. The memory of its cache decides, not the decode slots.
 
 A session holds pages between its requests and a decode slot only while one of them runs. So more sessions than slots
 can be open, and those whose tools run leave the slots to others.
@@ -44,35 +44,30 @@ class Place:
 
 
 class SessionGate:
-    """The sessions of one serving. Those that wait open in the order in which they came."""
+    """The open sessions of an engine in one serving. Those that wait to open are in the SessionQueue of its sampler."""
 
     def __init__(
         self,
         limits: Limits,
-        raise_if_ended: Callable[[], None],
         is_busy: Callable[[], bool],
         pages_in_use: Callable[[], int],
         *,
-        most_sessions: int | None = None,
         only_fitting: bool = False,
     ) -> None:
         """
         Args:
-          raise_if_ended: raises what ended the serving.
           is_busy: whether a request runs or waits for a slot.
           pages_in_use: those of running requests and open sessions, shared ones once.
-          most_sessions: that are open at once, whatever the cache holds; None: no such bound.
           only_fitting: opens no more sessions than there are slots, and none that may not fit into the cache.
         """
-        self._limits, self._raise_if_ended = limits, raise_if_ended
+        self.on_change: Callable[[], object] = lambda: None
+        """Called when there may be room for another session."""
+        self._limits = limits
         self._is_busy, self._pages_in_use = is_busy, pages_in_use
         self._slots, self._pages = limits.rows * limits.shards, limits.n_pages * limits.shards
         self._n_fitting = limits.fitting * limits.shards
-        self._most = math.inf if most_sessions is None else most_sessions
-        if only_fitting:
-            self._most = min(self._most, self._slots, self._n_fitting)
+        self._most = min(self._slots, self._n_fitting) if only_fitting else math.inf
         self._need = SOFT_LIMIT * self._pages / self._slots  # pages of a session
-        self._waiting: tuple[dict[asyncio.Future[Place], None], ...] = {}, {}  # those that go ahead; the others
         self._active: dict[Place, None] = {}
         """Open sessions that are not held back, in the order of their opening."""
         self._held_back: list[Place] = []
@@ -85,25 +80,23 @@ class SessionGate:
         """Open sessions."""
         return len(self._active) + len(self._held_back)
 
-    async def open(self, *, ahead: bool) -> Place:
-        """Returns a place as soon as there is room for a session.
+    def has_room(self, *, ahead: bool) -> bool:
+        """Whether another session can open. ahead: it opens before those that wait without it."""
+        if self.n_open >= self._most:
+            return False
+        if self.n_open < max(self._slots, self._n_fitting):
+            return True  # also while others are held back, whose owner may need this one as well
+        if self._held_back and not ahead:
+            return False
+        share = HARD_LIMIT if ahead else SOFT_LIMIT
+        return self._demand + self._need <= share * self._pages + 1e-6  # sums of rounded means
 
-        ahead: opens before those that wait without it, and is never held back.
-        """
-        self._raise_if_ended()
-        turn: asyncio.Future[Place] = asyncio.get_running_loop().create_future()
-        waiting = self._waiting[0 if ahead else 1]
-        waiting[turn] = None
-        self._admit()
-        try:
-            return await turn
-        except asyncio.CancelledError:
-            waiting.pop(turn, None)
-            if turn.cancelled():
-                self._admit()  # those behind it may have room
-            elif turn.exception() is None:
-                self.close(turn.result())
-            raise
+    def open(self, *, ahead: bool) -> Place:
+        """Returns the place of another session. ahead: it is never held back."""
+        place = Place(ahead, self._need)
+        self._active[place] = None
+        self._demand += place.needed
+        return place
 
     def close(self, place: Place) -> None:
         """Makes room for another session; learns what this one needed, if it asked for anything."""
@@ -119,7 +112,7 @@ class SessionGate:
             self._need += (place.pages - self._need) / self._slots
             self._n_ended += 1
         self._resume()
-        self._admit()
+        self.on_change()
 
     def note(self, place: Place, tokens: int) -> None:
         """Notes the length of a context of an open session."""
@@ -134,7 +127,7 @@ class SessionGate:
             self._hold_back()
         else:
             place.give_up_pages()
-        self._admit()
+        self.on_change()
 
     async def wait_for_turn(self, place: Place) -> None:
         """Returns when a request of an open session may run. A wait that another one of the session follows ends."""
@@ -157,40 +150,12 @@ class SessionGate:
                 place.turn = None
 
     def end(self, reason: Exception) -> None:
-        """Raises what ended the serving in all that wait."""
-        turns = [*self._waiting[0], *self._waiting[1], *(place.turn for place in self._held_back if place.turn)]
-        for turn in turns:
-            if not turn.done():
-                turn.set_exception(reason)
-        for waiting in self._waiting:
-            waiting.clear()
+        """Raises what ended the serving in the requests that wait."""
+        for place in self._held_back:
+            if place.turn is not None and not place.turn.done():
+                place.turn.set_exception(reason)
 
     # -- who may run ---------------------------------------------------------------------------------------------
-
-    def _admit(self) -> None:
-        """Opens sessions that wait while there is room."""
-        for waiting, ahead in zip(self._waiting, (True, False), strict=True):
-            while waiting:
-                if not self._has_room(ahead):
-                    self._log_once("wait" if self._n_ended < self._slots else "learned")
-                    return
-                turn = next(iter(waiting))
-                del waiting[turn]
-                if not turn.done():  # else cancelled
-                    place = Place(ahead, self._need)
-                    self._active[place] = None
-                    self._demand += place.needed
-                    turn.set_result(place)
-
-    def _has_room(self, ahead: bool) -> bool:
-        if self.n_open >= self._most:
-            return False
-        if self.n_open < max(self._slots, self._n_fitting):
-            return True  # also while others are held back, whose owner may need this one as well
-        if self._held_back and not ahead:
-            return False
-        share = HARD_LIMIT if ahead else SOFT_LIMIT
-        return self._demand + self._need <= share * self._pages + 1e-6  # sums of rounded means
 
     def _n_used(self) -> int:
         """Pages of the active sessions, at most; what they share counts once where the scheduler has it."""
@@ -225,6 +190,10 @@ class SessionGate:
                 place.turn.set_result(None)
 
     # -- what is said --------------------------------------------------------------------------------------------
+
+    def log_waiting(self) -> None:
+        """Says once that sessions wait to open and why, and once more when it is known what sessions need."""
+        self._log_once("wait" if self._n_ended < self._slots else "learned")
 
     def _log_once(self, what: str) -> None:
         """Says why sessions wait: before and after it is known what they need, and when they are held back."""

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from composer_jax.errors import UserError
 from composer_jax.sandbox.container import Container
-from composer_jax.sandbox.engine import Engine, find_engine
+from composer_jax.sandbox.engine import ContainerEngine, find_engine
 from composer_jax.sandbox.limits import SandboxLimits
 from composer_jax.sandbox.protocol import AsyncCloseable, Capabilities
 from composer_jax.sandbox.tree_cache import TreeCache
@@ -44,7 +44,7 @@ class ContainerPool(AsyncCloseable):
         limits: SandboxLimits | None = None,
         size: int = 8,
         *,
-        engine: Engine | None = None,
+        engine: ContainerEngine | None = None,
         cpus: float = 1.0,
         linux_capabilities: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,

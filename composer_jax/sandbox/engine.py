@@ -23,7 +23,7 @@ OWNER = "composer_jax.owner"  # label of a container: the process that started i
 
 
 @dataclass(frozen=True)
-class Engine:
+class ContainerEngine:
     """command: the path of docker or podman."""
 
     command: str
@@ -74,16 +74,16 @@ class Engine:
         return len(left)
 
 
-def find_engine() -> Engine:
+def find_engine() -> ContainerEngine:
     """Returns the first engine that is installed and works. Raises UserError with what each of them lacks."""
     missing = []
     for name in ENGINES:
         if (path := shutil.which(name)) is None:
             missing.append(f"{name} is not installed")
-        elif (info := Engine(path).call("info")).returncode:
+        elif (info := ContainerEngine(path).call("info")).returncode:
             missing.append(f"{name} does not work ({last_line(info.stderr)})")
         else:
-            return Engine(path)
+            return ContainerEngine(path)
     raise UserError(f"tasks with a container image need Docker or Podman: {'; '.join(missing)}")
 
 

@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from composer_jax.sampler.engine import Sampler
 from composer_jax.sampler.policy import Sample
+from composer_jax.sampler.sampler import Sampler
 from composer_jax.serve.traffic.writer import TrafficWriter
 
 SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)

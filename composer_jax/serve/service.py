@@ -11,9 +11,9 @@ from typing import Any, Protocol
 
 from composer_jax.data.chat.text_processor import ContextOverflow, TextProcessor
 from composer_jax.errors import UserError
-from composer_jax.sampler.engine import Sampler
 from composer_jax.sampler.policy import Sample, SampleChunk
 from composer_jax.sampler.request import Request, RequestHandle
+from composer_jax.sampler.sampler import Sampler
 from composer_jax.sampler.several_processes import UpdateMode
 from composer_jax.sampler.weight_checksums import WeightChecksums
 from composer_jax.serve.bodies import SamplingBody

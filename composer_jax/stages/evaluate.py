@@ -12,7 +12,7 @@ from composer_jax.evals.suite import Suite, SuiteResult, compaction_error, run_s
 from composer_jax.observe.episodes import EpisodeRecord, write_episodes
 from composer_jax.observe.progress import Progress
 from composer_jax.parallel.processes import broadcast_from_process0, is_first_process
-from composer_jax.sampler.engine import Sampler
+from composer_jax.sampler.sampler import Sampler
 from composer_jax.stages.rollout_workers import play_share
 from composer_jax.stages.run import Run
 

@@ -26,7 +26,7 @@ from composer_jax.parallel.mesh import batch_shards, make_mesh
 from composer_jax.parallel.processes import is_first_process, process_count
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.detokenizer import IncrementalDetokenizer
-from composer_jax.sampler.engine import Sampler
+from composer_jax.sampler.sampler import Sampler
 from composer_jax.sampler.session import EngineSession
 
 SMALLEST_CAPACITY, GROWTH = 512, 4

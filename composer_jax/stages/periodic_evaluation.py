@@ -23,8 +23,8 @@ from composer_jax.observe.metrics import NoMetrics, read_metrics
 from composer_jax.observe.progress import Progress
 from composer_jax.parallel.processes import broadcast_from_process0, is_first_process
 from composer_jax.rl.rollout import PlayEpisode, play_episode
-from composer_jax.sampler.engine import Sampler
 from composer_jax.sampler.policy import Policy, TrainablePolicy
+from composer_jax.sampler.sampler import Sampler
 from composer_jax.stages.evaluate import suites
 from composer_jax.stages.rollout_workers import play_share
 from composer_jax.stages.run import Run

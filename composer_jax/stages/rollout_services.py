@@ -21,7 +21,7 @@ from composer_jax.parallel.dispatch import find_dispatch
 from composer_jax.parallel.mesh import MeshConfig
 from composer_jax.parallel.processes import process_count
 from composer_jax.rl.workers.worker_setup import WorkerSetup
-from composer_jax.sampler.engine import Sampler
+from composer_jax.sampler.sampler import Sampler
 from composer_jax.sandbox import LocalSandboxPool
 from composer_jax.schema.run_config import RunConfig
 from composer_jax.stages.rollout_workers import RolloutWorkers, RolloutWorkersOptions

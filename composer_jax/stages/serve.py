@@ -22,7 +22,7 @@ from composer_jax.parallel.platform import use_compilation_cache
 from composer_jax.parallel.processes import broadcast_from_process0, is_first_process, process_count
 from composer_jax.rl.engines.engine_port import bind_port
 from composer_jax.sampler.config import SamplerConfig
-from composer_jax.sampler.engine import Sampler
+from composer_jax.sampler.sampler import Sampler
 from composer_jax.stages.follow_weights import WeightFollower, run_while_serving, version_to_serve
 from composer_jax.stages.model import mesh_of_axes
 from composer_jax.stages.serve_engine import BoundPort, open_engine_port

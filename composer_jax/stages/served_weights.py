@@ -31,7 +31,7 @@ from composer_jax.sampler.weight_checksums import (
 )
 
 if TYPE_CHECKING:
-    from composer_jax.sampler.engine import Sampler
+    from composer_jax.sampler.sampler import Sampler
     from composer_jax.sampler.several_processes import UpdateMode
 
 PartSums = tuple[str, tuple[int, ...], tuple[int, int]]

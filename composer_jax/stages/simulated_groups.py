@@ -8,7 +8,7 @@ from composer_jax.rl.group_source import GroupSource
 from composer_jax.rl.ledger import RolloutLedger
 from composer_jax.rl.played_group import PlayedGroup
 from composer_jax.rl.rollout import require_graded, roll_out
-from composer_jax.sampler.engine import Sampler
+from composer_jax.sampler.sampler import Sampler
 from composer_jax.stages.run import Run
 
 

@@ -32,7 +32,7 @@ from composer_jax.event_loop import EventLoop, run_all
 from composer_jax.observe.journal import Journal, read_journal
 from composer_jax.observe.progress import Progress
 from composer_jax.realtime.release.canary import arm_of
-from composer_jax.sampler.engine import Sampler
+from composer_jax.sampler.sampler import Sampler
 from composer_jax.seeds import hash_seed
 from composer_jax.serve.traffic.consent import TrafficHeaders
 from composer_jax.serve.traffic.database import open_database

@@ -40,7 +40,7 @@ from composer_jax.rl.played_group import PlayedGroup
 from composer_jax.rl.policy_update import PolicyUpdate
 from composer_jax.rl.replay import ReplayMix
 from composer_jax.rl.weight_check import WeightCheck, check_row, gap_bound
-from composer_jax.sampler.engine import Sampler
+from composer_jax.sampler.sampler import Sampler
 from composer_jax.sampler.weight_checksums import WeightChecksums
 from composer_jax.stages.fleet import PUBLISHED, check_engines, open_fleet, published_checksums, required_engine
 from composer_jax.stages.memory_check import memory_check

@@ -11,7 +11,7 @@ from pathlib import Path
 from composer_jax.errors import UserError
 from composer_jax.sandbox import SandboxDied, SandboxFileError, SandboxLimits, SandboxPool
 from composer_jax.sandbox.container_pool import ContainerPool
-from composer_jax.sandbox.engine import Engine, find_engine, has_ended, owner
+from composer_jax.sandbox.engine import ContainerEngine, find_engine, has_ended, owner
 from composer_jax.sandbox.protocol import AsyncCloseable
 from composer_jax.tasks.grader import ScriptGrader
 from composer_jax.tasks.task import Task
@@ -30,7 +30,7 @@ install packages. KILL lets root end processes of another user."""
 
 
 def container_pool(
-    task: Task, size: int = 8, engine: Engine | None = None, turns: asyncio.Semaphore | None = None
+    task: Task, size: int = 8, engine: ContainerEngine | None = None, turns: asyncio.Semaphore | None = None
 ) -> ContainerPool:
     """Returns a pool of containers for one task, with the memory, CPUs, variables and folder that the task asks for.
 
@@ -88,7 +88,7 @@ class ImagePools(AsyncCloseable):
     size: containers in use at once, over all images. engine: None: Docker or Podman, whichever works.
     """
 
-    def __init__(self, size: int = 8, engine: Engine | None = None):
+    def __init__(self, size: int = 8, engine: ContainerEngine | None = None):
         self._engine = engine
         self._turns = asyncio.Semaphore(size)
         self._workspaces: dict[str, asyncio.Task[TaskWorkspace]] = {}  # task id -> workspace, least recently used first

@@ -14,7 +14,7 @@ import pytest
 from composer_jax.errors import UserError
 from composer_jax.sandbox import SandboxDied, SandboxLimits
 from composer_jax.sandbox.container_pool import ContainerPool
-from composer_jax.sandbox.engine import Engine, find_engine, last_line
+from composer_jax.sandbox.engine import ContainerEngine, find_engine, last_line
 
 IMAGE = f"localhost/composer-jax-test-{os.getpid()}:latest"  # one for each worker of the tests: it removes its own
 PROGRAMS = "sh cat tar sleep stat timeout mkdir find rm echo id env touch ln xargs wc chmod setsid dd true tr ls"
@@ -22,7 +22,7 @@ OLD_FILES = ("kept", "doomed", "old/one", "old/two")
 
 
 @dataclass(frozen=True)
-class EngineWithImage(Engine):
+class EngineWithImage(ContainerEngine):
     image: str = IMAGE
 
 

@@ -10,7 +10,7 @@ import pytest
 from composer_jax.errors import UserError
 from composer_jax.sandbox import GONE, Change, SandboxDied, SandboxFileError, SandboxLimits
 from composer_jax.sandbox.container_pool import ContainerPool
-from composer_jax.sandbox.engine import OWNER, Engine, find_engine
+from composer_jax.sandbox.engine import OWNER, ContainerEngine, find_engine
 
 
 def in_container(engine, use, limits=None, **more):
@@ -207,8 +207,8 @@ def test_containers_of_a_crashed_owner_are_removed(engine):
     script = (
         "import asyncio, os, sys\n"
         "from composer_jax.sandbox.container_pool import ContainerPool\n"
-        "from composer_jax.sandbox.engine import Engine\n"
-        "pool = ContainerPool(sys.argv[1], engine=Engine(sys.argv[2]), workspace='/workspace')\n"
+        "from composer_jax.sandbox.engine import ContainerEngine\n"
+        "pool = ContainerPool(sys.argv[1], engine=ContainerEngine(sys.argv[2]), workspace='/workspace')\n"
         "print(asyncio.run(pool.acquire({})).name, flush=True)\n"
         "os._exit(1)\n"
     )
@@ -262,7 +262,9 @@ def test_the_command_line_gives_a_container_no_more_than_it_needs(tmp_path):
     recorder.chmod(0o755)
 
     async def go(network):
-        pool = ContainerPool("image", SandboxLimits(memory_mb=128, processes=9), engine=Engine(str(recorder)), cpus=2)
+        pool = ContainerPool(
+            "image", SandboxLimits(memory_mb=128, processes=9), engine=ContainerEngine(str(recorder)), cpus=2
+        )
         async with await pool.acquire({}, network=network):
             pass
 
@@ -301,7 +303,9 @@ def changed_here(tmp_path):
 
         async def go():
             limits = SandboxLimits(workspace_mb=1)
-            async with ContainerPool("image", limits, engine=Engine(str(program)), workspace=str(workspace)) as pool:
+            async with ContainerPool(
+                "image", limits, engine=ContainerEngine(str(program)), workspace=str(workspace)
+            ) as pool:
                 sandbox = await pool.acquire({})
                 sandbox._tree = tree  # as acquire() would set it, without the copy that this fake engine cannot make
                 return await sandbox.changes()

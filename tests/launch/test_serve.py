@@ -16,7 +16,7 @@ import httpx2 as httpx
 import pytest
 import uvicorn
 
-from composer_jax.sampler.engine import Sampler
+from composer_jax.sampler.sampler import Sampler
 from composer_jax.serve.traffic.folder import TrafficFolder
 from composer_jax.stages.serve import ServeOptions
 from composer_jax.stages.serve import serve as serve_weights

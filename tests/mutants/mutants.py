@@ -228,8 +228,8 @@ MUTANTS = (
     Mutant(
         "sampler.stale_cache",
         "composer_jax/sampler/engine.py",
-        "        self._scheduler.recompute()\n        self.version = version\n",
-        "        self.version = version\n",
+        "            self._scheduler.recompute()\n        self.version = version\n",
+        "            self.version = version\n        self.version = version\n",
         "After an update new requests continue from cache entries of the old weights.",
     ),
     Mutant(

@@ -27,7 +27,7 @@ def main(address: str, process: int, failing: str) -> None:
             processes.broadcast_from_process0(lambda: [1]),
         ],
         "any": [processes.any_process(False), processes.any_process(process == 1)],
-        "min": processes.min_of_processes(3.5 - process),
+        "min": processes.min_of_mesh(rows.mesh, 3.5 - process),
         "here": [shard.data.tolist() for shard in array.addressable_shards],
         "gathered": processes.gather_to_host(array).tolist(),
     }

@@ -11,7 +11,7 @@ import pytest
 
 from composer_jax.errors import OtherProcessError
 from composer_jax.parallel import command_channel
-from composer_jax.parallel.command_channel import CommandReceiver, CommandSender
+from composer_jax.parallel.command_channel import CommandLane, CommandReceiver, CommandSender
 
 ARRAYS = [np.arange(6, dtype=np.int32).reshape(2, 3)[:, ::2], np.zeros((0, 4), np.float32), np.array(True)]
 
@@ -38,9 +38,9 @@ def coordinator(monkeypatch):
 
 
 @contextlib.contextmanager
-def connecting(errors: list[str] | None = None):
+def connecting(errors: list[str] | None = None, **options):
     """A sender that waits for its receiver in a thread."""
-    sender = CommandSender(lambda error: errors.append(str(error)) if errors is not None else None)
+    sender = CommandSender(lambda error: errors.append(str(error)) if errors is not None else None, **options)
     thread = threading.Thread(target=sender.connect)
     thread.start()
     try:
@@ -141,23 +141,13 @@ def test_a_process_may_reply_to_later_commands_before_another_replies_to_the_fir
                 assert replies == [{"process": process, "number": number} for process in (1, 2)]
 
 
-def test_reports_come_beside_the_replies(coordinator):
-    with connecting() as (sender, thread), CommandReceiver() as receiver:
-        thread.join(60)
-        receiver.reply({"number": 0}, [])
-        receiver.report({"version": 4})
-        receiver.reply({"number": 1}, [])
-        assert sender.collect_reports() == [{"version": 4}]
-        assert [sender.collect()[0][0] for _ in range(2)] == [{"number": 0}, {"number": 1}]
-
-
 @pytest.mark.parametrize("ends", ["close", "loss"])
-def test_who_waits_for_a_report_does_not_wait_beyond_the_end(coordinator, ends):
+def test_who_waits_for_a_reply_does_not_wait_beyond_the_end(coordinator, ends):
     raised = []
 
     def collect() -> None:
         with pytest.raises(OtherProcessError) as error:
-            sender.collect_reports()
+            sender.collect()
         raised.append(str(error.value))
 
     with connecting() as (sender, thread):
@@ -173,6 +163,31 @@ def test_who_waits_for_a_report_does_not_wait_beyond_the_end(coordinator, ends):
             receiver._connection.shutdown(socket.SHUT_RDWR)
         waiting.join(60)
     assert raised == ["the channel to the other processes was closed" if ends == "close" else "process 1 ended: lost"]
+
+
+def test_replies_of_a_lane_wait_for_no_other_lane_and_commands_go_to_its_processes_only(coordinator, monkeypatch):
+    indices = iter([1, 2])
+    monkeypatch.setattr(command_channel, "process_count", lambda: 3)
+    monkeypatch.setattr(command_channel, "process_index", lambda: next(indices))
+    with connecting(lanes=2) as (sender, thread):
+        address = coordinator.published.get(timeout=60)
+        coordinator.published.put(address)
+        coordinator.published.put(address)
+        with CommandReceiver() as first, CommandReceiver() as second:
+            thread.join(60)
+            lanes = CommandLane(sender, 0, {1, 2}), CommandLane(sender, 1, {2})
+            for lane in (*lanes, lanes[0]):
+                lane.send({"of": lane.number})
+            sender.send({"last": True})
+            read = lambda receiver, n: [header for header, _ in itertools.islice(receiver, n)]  # noqa: E731
+            ours, others = {"of": 0, "lane": 0}, {"of": 1, "lane": 1}
+            assert read(first, 3) == [ours, ours, {"last": True}]
+            assert read(second, 4) == [ours, others, ours, {"last": True}]
+            second.reply({"by": 2}, [], lane=1)
+            assert lanes[1].collect() == [({"by": 2}, [])]
+            for receiver in (first, second):
+                receiver.reply({"late": True}, [], lane=0)
+            assert lanes[0].collect() == [({"late": True}, [])] * 2
 
 
 def test_a_frame_that_cannot_be_sent_is_a_lost_process(coordinator, monkeypatch):

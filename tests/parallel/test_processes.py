@@ -120,5 +120,4 @@ def test_a_single_process_needs_no_coordinator():
         processes.broadcast_from_process0(lambda: {1, 2}) == {1, 2}
         and processes.any_process(True)
         and not processes.any_process(False)
-        and processes.min_of_processes(0.1) == 0.1
     )

@@ -19,7 +19,7 @@ from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.sampler.config import SamplerConfig
-from composer_jax.sampler.engine import Sampler
+from composer_jax.sampler.sampler import Sampler
 from tests.parity import smollm2
 from tests.parity.decoder import forward
 

@@ -18,7 +18,7 @@ from composer_jax.rl.batch import Group, WeightedRow, empty_batch, pack_rows
 from composer_jax.rl.config import RLConfig
 from composer_jax.rl.policy_update import PolicyUpdate, replay_metrics, weighted_rows
 from composer_jax.sampler.config import SamplerConfig
-from composer_jax.sampler.engine import Sampler
+from composer_jax.sampler.sampler import Sampler
 from tests.models.routes import chosen_routes
 from tests.models.small import WITHOUT_EXPERTS, random_weights, rows, small
 from tests.rl.made_up import conversation, episode

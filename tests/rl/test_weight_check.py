@@ -15,8 +15,8 @@ from composer_jax.rl.config import RLConfig
 from composer_jax.rl.policy_update import PolicyUpdate
 from composer_jax.rl.weight_check import WeightCheck, check_row, expected_gap, gap_bound
 from composer_jax.sampler.config import SamplerConfig
-from composer_jax.sampler.engine import Sampler
 from composer_jax.sampler.runner import RowScores
+from composer_jax.sampler.sampler import Sampler
 from composer_jax.schema.run_config import RunConfig, config_dict, run_config
 from tests.compilations import compiles_nothing
 from tests.models.small import LLAMA, random_weights, small

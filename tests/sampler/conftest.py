@@ -11,7 +11,7 @@ from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.sampler import runner
 from composer_jax.sampler.config import SamplerConfig
-from composer_jax.sampler.engine import Sampler
+from composer_jax.sampler.sampler import Sampler
 from tests.models.small import random_weights
 from tests.sampler.conversations import CONFIG, END
 

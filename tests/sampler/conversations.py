@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from composer_jax.data.chat.sampling_params import SamplingParams
-from composer_jax.sampler.engine import Sampler
 from composer_jax.sampler.policy import Sample
 from composer_jax.sampler.request import Request
+from composer_jax.sampler.sampler import Sampler
 from tests.models.small import forward, rows, small
 
 CONFIG = small(vocab_size=24, n_layers=2, n_mtp_modules=0)

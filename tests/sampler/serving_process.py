@@ -28,7 +28,7 @@ SEEDS = range(300, 309)
 """Of more conversations than the sampler has slots."""
 MESHES = {
     "experts over both processes": (dict(data=2, expert=4), {}),
-    "a replica in each process, drafts, processed probabilities": (
+    "an engine in each process, drafts, processed probabilities": (
         dict(replica=2, expert=2, tensor=2),
         dict(drafts="prompt_lookup", draft_tokens=2),
     ),
@@ -49,7 +49,7 @@ def make_weights(mesh, seed: int):
 
 def make_sampler(sizes, changes):
     """(sampler with weights of version 3, weights of version 4)."""
-    from composer_jax.sampler.engine import Sampler
+    from composer_jax.sampler.sampler import Sampler
 
     mesh = make_mesh(**sizes)
     config = SamplerConfig(**(dict(slots=8, max_model_len=64, decode_steps=4, prefill_shapes=((2, 8),)) | changes))

@@ -234,7 +234,7 @@ def test_sizes_that_do_not_fit_are_refused(new_sampler):
 
 def test_serving_without_weights_raises(new_sampler):
     sampler = new_sampler()
-    sampler.version = -1
+    sampler.release()
 
     async def main():
         async with sampler.serving():
@@ -257,14 +257,14 @@ def test_a_failing_device_call_raises_in_every_session(sampler, monkeypatch, cal
 
     The runner is private; nothing public can make a device call fail.
     """
-    calls, works = itertools.count(), getattr(sampler._runner, call)
+    calls, works = itertools.count(), getattr(sampler.engines[0].runner, call)
 
     def failing(*args, **options):
         if next(calls) == 3:
             raise Broken
         return works(*args, **options)
 
-    monkeypatch.setattr(sampler._runner, call, failing)
+    monkeypatch.setattr(sampler.engines[0].runner, call, failing)
     outcomes = []
 
     async def one(seed):
@@ -289,7 +289,7 @@ def test_a_sampler_serves_again_after_a_failure(sampler, monkeypatch, conversati
         raise Broken
 
     with monkeypatch.context() as patch:
-        patch.setattr(sampler._runner, "start_decode", failing)
+        patch.setattr(sampler.engines[0].runner, "start_decode", failing)
         with pytest.raises(Broken):
             run_all(sampler, SEEDS[:3])
     assert_same(run_all(sampler, SEEDS[:4]), conversations[:4])

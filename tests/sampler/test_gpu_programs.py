@@ -117,13 +117,13 @@ def test_conversations_do_not_depend_on_the_lengths_of_page_tables(sampler, new_
     expected = run_all(sampler, seeds)
     monkeypatch.setattr(runner, "decode_tables", lambda longest, *_, **__: (2, 3, longest))
     several = new_sampler()
-    call = several._runner._start_decode
+    call = several.engines[0].runner._start_decode
 
     def record(requests, shape, *arguments):
         lengths.add(shape[1])
         return call(requests, shape, *arguments)
 
-    monkeypatch.setattr(several._runner, "_start_decode", record)
+    monkeypatch.setattr(several.engines[0].runner, "_start_decode", record)
     several.warm_up()
     with compiles_nothing():
         assert_same(run_all(several, seeds), expected)

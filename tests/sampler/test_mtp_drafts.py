@@ -47,7 +47,7 @@ def test_the_tokens_are_those_of_plain_decoding(pair):
     plain, drafting = pair
     compiled = count_compilations()
     assert_same(run_all(drafting, SEEDS, max_tokens=17), run_all(plain, SEEDS, max_tokens=17))
-    programs = len(plain._runner.warm_up_calls(processed=False))
+    programs = len(plain.engines[0].runner.warm_up_calls(processed=False))
     assert count_compilations() - compiled <= programs, "the drafting sampler compiled after its warm-up"
     stats = drafting.stats
     assert stats.drafted[0] > 100 and stats.accepted[0] > 0

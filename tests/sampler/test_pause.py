@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from composer_jax.data.chat.sampling_params import SamplingParams
-from composer_jax.sampler.engine import Sampler
 from composer_jax.sampler.request import Request
+from composer_jax.sampler.sampler import Sampler
 
 PROMPT = (3, 9, 14, 2, 7)
 PARAMS = SamplingParams(40)

@@ -10,8 +10,8 @@ import pytest
 from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.errors import UserError
 from composer_jax.sampler.config import SamplerConfig
-from composer_jax.sampler.engine import Sampler
 from composer_jax.sampler.policy import Sample
+from composer_jax.sampler.sampler import Sampler
 from tests.compilations import compiles_nothing
 from tests.models.small import forward, rows
 from tests.sampler.conversations import CONFIG, END, Branch, learner_logprobs, run_all
@@ -33,9 +33,10 @@ def decode(ids) -> str:
 
 
 @pytest.fixture(scope="module")
-def sampler(new_sampler):
-    sampler = new_sampler()
-    sampler.decode = decode
+def sampler(new_sampler, weights):
+    like = new_sampler()
+    sampler = Sampler(like.definition, like.mesh, like.config, end_tokens=(END,), decode=decode)
+    sampler.update(*weights, version=3)
     return sampler
 
 
@@ -255,6 +256,6 @@ def test_shared_weights_are_not_copied(new_sampler, weights):
     mesh = new_sampler().mesh
     shared = Sampler(new_sampler().definition, mesh, config, end_tokens=(END,))
     shared.update(*weights, version=1, copy=False)
-    for ours, theirs in zip(shared._runner._weights[0].values(), weights[0].values(), strict=True):
+    for ours, theirs in zip(shared.engines[0].runner._weights[0].values(), weights[0].values(), strict=True):
         if not isinstance(ours, dict):
             assert ours.unsafe_buffer_pointer() == theirs.unsafe_buffer_pointer()

@@ -13,8 +13,8 @@ from composer_jax.models.rope import Llama3Rope
 from composer_jax.ops.quantization import LARGEST, QuantizedArray
 from composer_jax.parallel.mesh import MeshConfig, make_mesh
 from composer_jax.sampler.config import SamplerConfig
-from composer_jax.sampler.engine import Sampler
 from composer_jax.sampler.rollout_weights import RolloutWeights, rollout_model_def
+from composer_jax.sampler.sampler import Sampler
 from tests.models.small import GROUPED_QUERY, LLAMA, random_weights, small
 from tests.sampler.conversations import (
     END,

@@ -60,8 +60,9 @@ def test_routes_begin_where_they_are_asked_for_and_one_read_serves_all_that_end_
 ):
     sampler = new_recorder(sizes)
     reads = []
-    read = sampler._runner.start_routing
-    monkeypatch.setattr(sampler._runner, "start_routing", lambda wanted: reads.append(len(wanted)) or read(wanted))
+    runner = sampler.engines[0].runner
+    read = runner.start_routing
+    monkeypatch.setattr(runner, "start_routing", lambda wanted: reads.append(len(wanted)) or read(wanted))
     prefix = RNG.integers(1, CONFIG.vocab_size, 13).tolist()
     sample_requests(sampler, [Request(prefix, SamplingParams(1))])
     contexts = [prefix + RNG.integers(1, CONFIG.vocab_size, 4).tolist() for _ in range(4)]

@@ -10,8 +10,8 @@ import pytest
 from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.sampler import device_calls
 from composer_jax.sampler.device_calls import DeviceCalls
-from composer_jax.sampler.engine import Sampler
 from composer_jax.sampler.request import Request
+from composer_jax.sampler.sampler import Sampler
 from composer_jax.sampler.sequence import SchedulerOutput, SequenceState
 from composer_jax.sampler.watchdog import describe_stall
 from tests.models.small import random_weights
@@ -51,9 +51,8 @@ class Recorder:
         """failing: the event that raises Broken. stuck: number of the call that waits for `release` at its end."""
         self.events, self.failing, self.stuck = [], failing, stuck
         self.is_stuck, self.release = threading.Event(), threading.Event()
-        monkeypatch.setattr(
-            sampler._runner, "start_decode", functools.partial(self.start, sampler._runner.start_decode)
-        )
+        runner = sampler.engines[0].runner
+        monkeypatch.setattr(runner, "start_decode", functools.partial(self.start, runner.start_decode))
 
     def start(self, start_decode, *arguments):
         number = sum(event.startswith("start") for event in self.events)
@@ -121,7 +120,7 @@ def test_what_is_sampled_after_a_stop_is_dropped(endless, alone, monkeypatch):
 
 def test_a_message_that_ends_on_the_device_samples_nothing_in_the_call_behind(new_sampler, monkeypatch):
     sampler, outputs = new_sampler(slots=1), []
-    start_decode = sampler._runner.start_decode
+    start_decode = sampler.engines[0].runner.start_decode
 
     def start(*arguments):
         finish = start_decode(*arguments)
@@ -132,7 +131,7 @@ def test_a_message_that_ends_on_the_device_samples_nothing_in_the_call_behind(ne
 
         return read
 
-    monkeypatch.setattr(sampler._runner, "start_decode", start)
+    monkeypatch.setattr(sampler.engines[0].runner, "start_decode", start)
     for seed in range(20):
         (sample,) = sample_requests(sampler, [Request(PROMPT, LONG, seed)])
         if sample.finish_reason == "stop":
@@ -181,7 +180,7 @@ def test_a_failure_ends_all_requests_with_its_own_error_and_no_call_follows(endl
     recorder = Recorder(monkeypatch, endless, failing=event)
     outcomes = serve_until_broken(endless, [LONG] * 4)  # two of which wait
     assert outcomes == [repr(Broken(event))] * 4
-    assert recorder.events[-1] == event and not endless._calls
+    assert recorder.events[-1] == event and not endless.engines[0]._calls
     recorder.failing = ""
     assert sample_requests(endless, [Request(PROMPT, LONG, 0)])[0].tokens == alone[0]
 
@@ -194,7 +193,7 @@ def test_routing_that_cannot_be_read_ends_all_requests_with_its_error(new_sample
     def fail(*_):
         raise Broken("routing")
 
-    monkeypatch.setattr(sampler._runner, "start_routing", lambda *_: fail if starts else fail())
+    monkeypatch.setattr(sampler.engines[0].runner, "start_routing", lambda *_: fail if starts else fail())
     outcomes = serve_until_broken(sampler, [SamplingParams(3, return_routing=True), LONG, LONG])
     assert outcomes == ["Broken('routing')"] * 3
 
@@ -211,7 +210,7 @@ def test_a_pause_waits_for_all_outstanding_calls(endless, alone, monkeypatch, mo
             handles = [endless.submit(Request(PROMPT, SamplingParams(20), seed)) for seed in range(2)]
             await recorder.until_stuck()
             assert recorder.n_outstanding == 2
-            text = describe_stall(endless._activity(), 60)
+            text = describe_stall(endless.engines[0]._activity(), 60)
             assert "a decode call of 2 rows" in text and ", and 1 call behind;" in text
             pauses = [asyncio.create_task(endless.pause(mode))]
             await asyncio.sleep(0.01)
@@ -222,7 +221,7 @@ def test_a_pause_waits_for_all_outstanding_calls(endless, alone, monkeypatch, mo
             assert pauses[0].done() and not pauses[1].done()
             recorder.release.set()
             await pauses[1]
-            assert recorder.n_outstanding == 0 and not endless._calls
+            assert recorder.n_outstanding == 0 and not endless.engines[0]._calls
             events = len(recorder.events)
             await asyncio.sleep(0.02)
             assert len(recorder.events) == events

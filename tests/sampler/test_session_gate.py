@@ -12,6 +12,7 @@ from composer_jax.sampler import drafts, engine
 from composer_jax.sampler.runner import NewTokens
 from composer_jax.sampler.sequence import Limits
 from composer_jax.sampler.session_gate import PATIENCE_S, SessionGate
+from composer_jax.sampler.session_queue import SessionQueue
 from composer_jax.sampler.start_schedule import StepOutput
 from tests.sampler.conversations import CONFIG, assert_same, converse, run_all
 from tests.virtual_clock import run_virtually
@@ -24,17 +25,20 @@ LIMITS = Limits(PAGE, n_pages=40, shards=2, rows=4, prefill_shapes=((1, 8),), de
 
 
 class Gate:
-    """A gate with the places that it has given, by the names of their sessions."""
+    """A gate with the queue before it and the places that it has given, by the names of their sessions."""
 
-    def __init__(self, limits=LIMITS, **options):
+    load = 0
+
+    def __init__(self, limits=LIMITS, only_fitting=False, **options):
         self.busy, self.in_use, self.places, self.order, self.tasks = False, limits.n_pages * limits.shards, {}, [], {}
-        self.gate = SessionGate(limits, lambda: None, lambda: self.busy, lambda: self.in_use, **options)
+        self.gate = SessionGate(limits, lambda: self.busy, lambda: self.in_use, only_fitting=only_fitting)
+        self.queue = SessionQueue([self], **options)
 
     async def open(self, *names, ahead=False):
         """Asks for sessions; returns all names that have opened since the last call."""
 
         async def enter(name):
-            self.places[name] = await self.gate.open(ahead=ahead)
+            _, self.places[name] = await self.queue.open(ahead=ahead)
             self.order.append(name)
 
         for name in names:
@@ -67,7 +71,8 @@ class Gate:
         return opened
 
     async def leave(self):
-        self.gate.end(RuntimeError("ended"))
+        for part in (self.queue, self.gate):
+            part.end(RuntimeError("ended"))
         return await asyncio.gather(*self.tasks.values(), return_exceptions=True)
 
 
@@ -258,7 +263,7 @@ def test_a_session_that_is_cancelled_while_it_waits_takes_no_place_and_leaves_no
         for name in range(100, 200):
             gate.tasks[name].cancel()
         await gate.new()
-        assert len(gate.gate._waiting[1]) == 1
+        assert gate.queue.n_waiting == 1
         await gate.leave()
         assert gate.tasks["a"].cancelled() and gate.tasks["b"].cancelled()
 
@@ -330,7 +335,7 @@ def expected(sampler):
 @pytest.fixture
 def all_open(monkeypatch):
     """No memory bounds the sessions, so that the tests below see more of them than any limit would open."""
-    monkeypatch.setattr(SessionGate, "_has_room", lambda self, ahead: True)
+    monkeypatch.setattr(SessionGate, "has_room", lambda self, *, ahead: True)
     monkeypatch.setattr(SessionGate, "_hold_back", lambda self: None)
 
 
@@ -409,22 +414,21 @@ NECESSARY = ((PROMPT - 1) + (TURNS - 1) * len(ANSWER)) / TURNS
 """Tokens that a turn prefills where its session has kept its pages."""
 
 
-def play_episodes(new_sampler, monkeypatch, slots, cache_tokens, shards, lengths) -> tuple[float, float]:
+def play_episodes(new_sampler, monkeypatch, slots, cache_tokens, sizes, lengths) -> tuple[float, float]:
     """Returns the mean fraction of the slots in use while episodes sample for 10 s and run tools for 30 s, without the
     first and the last of them, and the tokens that were prefilled for a turn.
 
     Scheduler, gate and engine are real. The device calls take simulated time and sample nothing but 1.
 
-    lengths: turns of each episode.
+    sizes: of the mesh. lengths: turns of each episode.
     """
 
-    ends = 0.0  # when the devices have made all calls
+    all_ends = dict[object, float]()  # when the devices of an engine have made all calls
 
     def start(runner, speculation, schedule, handles, version):
-        nonlocal ends
         n = [min(STEPS, handle.sequence.budget - STEPS * handle.sequence.n_calls) for handle in handles]
         time = asyncio.get_running_loop().time
-        ends = end = max(ends, time()) + SAMPLING_S / ROUNDS
+        all_ends[runner] = end = max(all_ends.get(runner, 0.0), time()) + SAMPLING_S / ROUNDS
 
         def finish():
             finish.seconds = end - time()
@@ -434,8 +438,8 @@ def play_episodes(new_sampler, monkeypatch, slots, cache_tokens, shards, lengths
 
     monkeypatch.setattr(engine, "start_schedule", start)
     model, shapes = dataclasses.replace(CONFIG, max_context=128), ((8, 8), (8, 64))
-    sizes = {"slots": slots, "cache_tokens": cache_tokens, "max_model_len": 128}
-    sampler = new_sampler({"data": shards}, model, decode_steps=STEPS, prefill_shapes=shapes, stall_seconds=0, **sizes)
+    fields = {"slots": slots, "cache_tokens": cache_tokens, "max_model_len": 128, "stall_seconds": 0}
+    sampler = new_sampler(sizes, model, decode_steps=STEPS, prefill_shapes=shapes, **fields)
     used, ended = [], 0
 
     async def play(seed, turns):
@@ -459,25 +463,28 @@ def play_episodes(new_sampler, monkeypatch, slots, cache_tokens, shards, lengths
     run_virtually(main())
     in_use = [fraction for n, fraction in used if n > 4 * slots]
     mean, prefilled = float(np.mean(in_use)) if in_use else 0.0, sampler.prefilled_tokens / sum(lengths)
-    print(f"\n{slots} slots, {shards} shards, {cache_tokens=}: {mean:.2f} in use, {prefilled:.2f} tokens per turn")
+    print(f"\n{slots} slots, mesh {sizes}, {cache_tokens=}: {mean:.2f} in use, {prefilled:.2f} tokens per turn")
     return mean, prefilled
 
 
 def test_episodes_have_a_slot_each_where_the_cache_holds_no_more(new_sampler, monkeypatch):
     """A turn waits for about one call more, behind which its own start."""
-    used, prefilled = play_episodes(new_sampler, monkeypatch, 64, 4096, 1, [TURNS] * 800)
+    used, prefilled = play_episodes(new_sampler, monkeypatch, 64, 4096, {}, [TURNS] * 800)
     sampling = SAMPLING_S * (1 + 1 / ROUNDS)
     assert used == pytest.approx(sampling / (sampling + TOOLS_S), abs=0.03) and prefilled == pytest.approx(NECESSARY)
 
 
-@pytest.mark.parametrize("shards", [1, 8])
-def test_tools_leave_their_slots_to_others_where_the_cache_holds_more_sessions(new_sampler, monkeypatch, shards):
-    """64 slots; an episode holds 56 tokens at the end, so 80 % of the cache hold 256. Sessions stay on their shards."""
-    used, prefilled = play_episodes(new_sampler, monkeypatch, 64, 17920, shards, [TURNS] * 800)
+@pytest.mark.parametrize("sizes", [{}, {"data": 8}, {"replica": 8}], ids=str)
+def test_tools_leave_their_slots_to_others_where_the_cache_holds_more_sessions(new_sampler, monkeypatch, sizes):
+    """64 slots; an episode holds 56 tokens at the end, so 80 % of the cache hold 256. Sessions stay on their shards.
+
+    With `replica`, eight engines have a scheduler each, and sessions stay on their engines.
+    """
+    used, prefilled = play_episodes(new_sampler, monkeypatch, 64, 17920, sizes, [TURNS] * 800)
     assert used >= 0.85 and prefilled < 1.1 * NECESSARY
 
 
 def test_after_short_episodes_at_the_start_few_contexts_are_computed_again(new_sampler, monkeypatch):
     """The first 60 episodes, which end after a turn, say that the cache holds three times as many as it does."""
-    _, prefilled = play_episodes(new_sampler, monkeypatch, 8, 1024, 1, [1] * 60 + [TURNS] * 60)
+    _, prefilled = play_episodes(new_sampler, monkeypatch, 8, 1024, {}, [1] * 60 + [TURNS] * 60)
     assert prefilled < 1.5 * NECESSARY

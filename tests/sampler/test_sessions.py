@@ -89,7 +89,7 @@ def test_a_released_sampler_holds_no_arrays_and_samples_the_same_after_an_update
     sampler = new_sampler()
     before, arrays = run_all(sampler, SEEDS), len(jax.live_arrays())
     sampler.release()
-    held = len(jax.tree.leaves(weights)) + len(jax.tree.leaves(sampler._runner._new_cache()))
+    held = len(jax.tree.leaves(weights)) + len(jax.tree.leaves(sampler.engines[0].runner._new_cache()))
     assert arrays - len(jax.live_arrays()) >= held
     with pytest.raises(RuntimeError, match="call Sampler.update before serving"):
         run_all(sampler, SEEDS[:1])

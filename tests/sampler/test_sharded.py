@@ -11,7 +11,7 @@ from composer_jax.models.model_def import ModelDef
 from composer_jax.models.rope import Llama3Rope
 from composer_jax.parallel.mesh import MeshConfig, make_mesh
 from composer_jax.sampler.config import SamplerConfig
-from composer_jax.sampler.engine import Sampler
+from composer_jax.sampler.sampler import Sampler
 from tests.compilations import compiles_nothing
 from tests.models.small import LLAMA, random_weights, small
 from tests.sampler.conversations import (

@@ -13,8 +13,8 @@ from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.sampler import config
 from composer_jax.sampler.config import SamplerConfig
-from composer_jax.sampler.engine import Sampler
 from composer_jax.sampler.request import Request
+from composer_jax.sampler.sampler import Sampler
 from tests.models.small import GROUPED_QUERY, random_weights, small
 from tests.sampler.conversations import END, Branch, assert_logprobs_of_learner, assert_same, flat, run_all
 

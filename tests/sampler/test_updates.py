@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from composer_jax.data.chat.sampling_params import SamplingParams
-from composer_jax.sampler.engine import Sampler
+from composer_jax.sampler.sampler import Sampler
 from tests.sampler.conversations import CONFIG, Branch, learner_logprobs, run_all
 
 PROMPT = [3, 9, 14, 2, 7]

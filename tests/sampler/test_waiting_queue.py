@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+import types
 from unittest.mock import Mock
 
 from hypothesis import given, settings
@@ -14,6 +15,7 @@ from composer_jax.sampler.request_table import RequestTable
 from composer_jax.sampler.scheduler import Scheduler
 from composer_jax.sampler.sequence import CacheLease, Limits, SequenceState
 from composer_jax.sampler.session_gate import SessionGate
+from composer_jax.sampler.session_queue import SessionQueue
 from composer_jax.sampler.waiting_queue import WaitingQueue
 from tests.many import many
 
@@ -195,16 +197,17 @@ def test_the_pages_of_a_request_that_was_cancelled_are_free_before_the_next_call
 
 def test_a_session_that_opens_wakes_no_other():
     async def lines(waiting):
-        gate = SessionGate(LIMITS, lambda: None, lambda: False, lambda: 0)
-        tasks = [asyncio.create_task(gate.open(ahead=False)) for _ in range(waiting)]
+        gate = SessionGate(LIMITS, lambda: False, lambda: 0)
+        queue = SessionQueue([types.SimpleNamespace(gate=gate, load=0)])
+        tasks = [asyncio.create_task(queue.open(ahead=False)) for _ in range(waiting)]
         for _ in range(2):
             await asyncio.sleep(0)
         n_open = gate.n_open
-        places = [task.result() for task in tasks[:5]]
+        places = [task.result()[1] for task in tasks[:5]]
         count = count_lines(lambda: [gate.close(place) for place in places])
         await asyncio.sleep(0)
         assert gate.n_open == n_open and sum(task.done() for task in tasks) == n_open + 5
-        gate.end(RuntimeError("ended"))
+        queue.end(RuntimeError("ended"))
         await asyncio.gather(*tasks, return_exceptions=True)
         return count
 

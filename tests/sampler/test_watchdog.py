@@ -163,7 +163,7 @@ def test_a_device_call_that_does_not_end_is_reported(new_sampler, monkeypatch):
             records.append(record.getMessage())
             warned.set()
 
-    start_decode = sampler._runner.start_decode
+    start_decode = sampler.engines[0].runner.start_decode
 
     def start(*args):
         finish = start_decode(*args)
@@ -174,14 +174,14 @@ def test_a_device_call_that_does_not_end_is_reported(new_sampler, monkeypatch):
 
         return stuck
 
-    monkeypatch.setattr(sampler._runner, "start_decode", start)
+    monkeypatch.setattr(sampler.engines[0].runner, "start_decode", start)
     logger, recorder = logging.getLogger("absl"), Recorder(logging.WARNING)
     logger.addHandler(recorder)
 
     async def main():
         async with sampler.serving():
             sample = await sampler.submit(Request([3, 1, 4], SamplingParams(3)))
-        assert sampler._watchdog._timer is None
+        assert sampler.engines[0]._watchdog._timer is None
         return sample
 
     try:

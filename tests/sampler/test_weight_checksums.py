@@ -17,8 +17,8 @@ from composer_jax.models.presets import PRESETS
 from composer_jax.ops.quantization import QuantizedArray
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.sampler.config import SamplerConfig
-from composer_jax.sampler.engine import Sampler
 from composer_jax.sampler.rollout_weights import RolloutWeights, rollout_model_def
+from composer_jax.sampler.sampler import Sampler
 from composer_jax.sampler.weight_checksums import ChecksumProgram, checked_weights, checksums
 from composer_jax.train.learner import Learner
 from composer_jax.train.losses import LanguageLoss

@@ -13,7 +13,7 @@ from composer_jax.checkpoint.checkpoint import open_checkpoint
 from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.sampler.config import SamplerConfig
-from composer_jax.sampler.engine import Sampler
+from composer_jax.sampler.sampler import Sampler
 from composer_jax.serve.app import new_app
 from composer_jax.serve.service import ServerLimits, Service
 from tests.serve.scripted_engine import ScriptedEngine

@@ -17,7 +17,7 @@ from composer_jax.errors import UserError
 from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.sampler.config import SamplerConfig
-from composer_jax.sampler.engine import Sampler
+from composer_jax.sampler.sampler import Sampler
 from composer_jax.serve.app import new_app
 from composer_jax.serve.service import ServerLimits, Service
 from composer_jax.stages import follow_weights

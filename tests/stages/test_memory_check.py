@@ -13,7 +13,7 @@ from composer_jax.errors import UserError
 from composer_jax.models.model_def import ModelDef
 from composer_jax.observe.compilations import count_compilations
 from composer_jax.parallel.mesh import MeshConfig, make_mesh
-from composer_jax.sampler.engine import Sampler
+from composer_jax.sampler.sampler import Sampler
 from composer_jax.schema.run_config import run_config
 from composer_jax.stages import memory_check as module
 from composer_jax.stages.memory_check import StepsInMemory, memory_check, memory_limit
@@ -152,7 +152,7 @@ def test_the_sampler_has_weights_and_a_cache():
     sampler = Sampler(definition, mesh, CONFIG.sampler, end_tokens=())
     sampler.update(*jax.tree.map(zeros, definition.abstract_weights(mesh)), version=0)
     device = mesh.devices.flat[0]
-    arrays = jax.tree.leaves((sampler._runner._weights, sampler._runner._cache))
+    arrays = jax.tree.leaves((sampler.engines[0].runner._weights, sampler.engines[0].runner._cache))
     held = sum(shard.data.nbytes for array in arrays for shard in array.addressable_shards if shard.device == device)
     assert module._sampler_bytes(run) == held
 

@@ -11,7 +11,7 @@ from composer_jax.errors import UserError
 from composer_jax.observe.episodes import read_episodes
 from composer_jax.observe.metrics import read_metrics
 from composer_jax.rl.records import RolloutRecords
-from composer_jax.sampler.engine import Sampler
+from composer_jax.sampler.sampler import Sampler
 from composer_jax.stages import rollout_services
 from composer_jax.stages.replay_rollout import play_records
 from composer_jax.stages.replay_train import train_on_records

@@ -12,9 +12,9 @@ from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.sampler.config import SamplerConfig
-from composer_jax.sampler.engine import Sampler
 from composer_jax.sampler.request import Request
 from composer_jax.sampler.rollout_weights import RolloutWeights
+from composer_jax.sampler.sampler import Sampler
 from composer_jax.sampler.weight_checksums import WeightMismatch
 from composer_jax.stages.served_weights import ServedWeights
 from tests.models.small import random_weights, small
@@ -116,8 +116,8 @@ def test_a_sampler_that_installs_other_weights_than_the_folder_has_is_found(tmp_
     publisher.publish(local_shards(trained(1)), 1)
     asyncio.run(sample(sampler, [(install, tmp_path, 1)]))
     publisher.publish(local_shards(trained(2)), 2)
-    stale = sampler._runner._weights
+    stale = sampler.engines[0].runner._weights
     monkeypatch.setattr(RolloutWeights, "replace", lambda *_: stale)
     with pytest.raises(WeightMismatch, match="weights of version 2 did not arrive .* it has the bits of version 1"):
         asyncio.run(sample(sampler, [(install, tmp_path, 2)]))
-    assert sampler.version == 1
+    assert sampler.version == -1, "it has a mixture, which is none"

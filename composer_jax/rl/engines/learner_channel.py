@@ -44,7 +44,7 @@ class LearnerLeader:
         header: plain JSON. Raises OtherProcessError if another process failed or is gone.
         """
         if self._sender is not None:
-            self._sender.send({"call": dict(header)}, arrays, process=process)
+            self._sender.send({"call": dict(header)}, arrays, processes=None if process is None else [process])
 
 
 class LearnerFollower:

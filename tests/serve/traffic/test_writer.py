@@ -17,7 +17,7 @@ from composer_jax.models.model_def import ModelDef
 from composer_jax.parallel.mesh import make_mesh
 from composer_jax.realtime.batches.turn_tree import own_routes, session_transcript
 from composer_jax.sampler.config import SamplerConfig
-from composer_jax.sampler.engine import Sampler
+from composer_jax.sampler.sampler import Sampler
 from composer_jax.serve.bodies import CompletionBody
 from composer_jax.serve.service import Client, ServerLimits, Service
 from composer_jax.serve.traffic.consent import TrafficHeaders
