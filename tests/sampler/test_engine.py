@@ -98,7 +98,7 @@ def test_warming_up_compiles_every_shape_and_changes_nothing(
         monkeypatch.setattr(programs, name, chex.assert_max_traces(getattr(programs, name), n=traces))
     fresh = new_sampler(prefill_shapes=((8, 4), (2, 8)), decode_rows=(2,))
     done, before = [], count_compilations()
-    monkeypatch.setattr(Progress, "update", lambda self: done.append(count_compilations()))
+    monkeypatch.setattr(Progress, "update", lambda self, n: done.append(count_compilations()))
     assert fresh.warm_up() == len(done) == 6  # two of each kind: prefill, decode, writes of page tables
     assert all(later > earlier for earlier, later in zip([before, *done], done, strict=False))
     fresh.update(*weights, version=3)

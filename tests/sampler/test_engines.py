@@ -12,6 +12,7 @@ from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.errors import UserError
 from composer_jax.sampler.request import Request
 from composer_jax.sampler.sampler import Sampler
+from composer_jax.sampler.sequence import token_array
 from tests.compilations import compiles_nothing
 from tests.sampler.conversations import (
     CONFIG,
@@ -171,7 +172,7 @@ def test_a_request_goes_to_the_engine_that_has_its_prefix_unless_that_one_has_fa
 
     async def main():
         await two.submit(Request(prompt, SamplingParams(2)))
-        first = int(np.argmax([engine.n_cached(prompt) for engine in two.engines]))
+        first = int(np.argmax([engine.n_cached(token_array(prompt)) for engine in two.engines]))
         before = decoded(two)
         samples = [await two.submit(Request([*prompt, i], SamplingParams(2))) for i in range(3)]
         assert [sample.cached for sample in samples] == [16] * 3

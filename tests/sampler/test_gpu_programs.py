@@ -106,7 +106,7 @@ def test_page_tables_are_halves_of_the_longest_on_gpus_only(tokens, expected):
 def test_calls_that_only_verify_drafts_have_the_longest_table(new_sampler, monkeypatch):
     """They read as far as the contexts reach, so shorter ones would be programs to compile for nothing."""
     monkeypatch.setattr(runner, "decode_tables", lambda longest, *_, **__: (2, 3, longest))
-    calls = new_sampler(drafts="prompt_lookup", draft_tokens=3)._runner.warm_up_calls(processed=False)
+    calls = new_sampler(drafts="prompt_lookup", draft_tokens=3).engines[0].runner.warm_up_calls(processed=False)
     decoding = [call.args for call in calls if call.func.__name__ == "_call_decode"]
     lengths = lambda verifies: {pages for (_, pages), drafts, _ in decoding if (drafts is not None) == verifies}  # noqa: E731
     assert lengths(False) == {2, 3, 8} and lengths(True) == {8}
