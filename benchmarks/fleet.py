@@ -38,6 +38,7 @@ from benchmarks.fleet_scheduler import EngineLoad, measure_admission, measure_en
 from benchmarks.fleet_wire import Messages, measure_route_bytes, measure_router
 from benchmarks.seeded_runs import SIZES
 from benchmarks.traffic_learning_rows import read_rows, write_rows
+from launch.garbage import collect_rarely
 
 CONTRACT = {
     "scheduler": ("scheduler_ms",),
@@ -109,6 +110,7 @@ def main() -> None:
     parser.add_argument("--rows", type=Path, default=Path("docs/data/fleet.json"), help="file of the measured rows")
     parser.add_argument("--size", choices=SIZES, default="full", help="smoke: everything in small, for a test")
     options = parser.parse_args()
+    collect_rarely()  # as every entry point does (launch/flags.py)
     parts = options.parts.split(",")
     if unknown := [part for part in parts if part not in PARTS]:
         parser.error(f"--parts has {unknown[0]!r}; use names of {', '.join(PARTS)}")

@@ -132,7 +132,7 @@ class _Load:
     """Engines, and sessions that keep them busy."""
 
     def __init__(self, load: EngineLoad) -> None:
-        self.load, self.messages, self.admitted = load, 0, 0
+        self.load, self.messages, self.load_s = load, 0, 0.0
         network = dataclasses.replace(PRESETS["kimi_k2_5"], cache_routing=True)
         config = SamplerConfig(load.slots, load.max_model_len, prefill_shapes=PREFILL_SHAPES, stall_seconds=0)
         mesh = make_mesh(jax.devices()[:SHARDS], data=SHARDS)
@@ -149,16 +149,20 @@ class _Load:
         longest = load.max_model_len - load.message[1]
         length = int(rng.integers(load.prompt, longest))
         while True:
+            started = time.thread_time()
             group = np.random.default_rng([number // GROUP, self.messages]).integers(0, VOCABULARY, load.prompt)
             context = token_array([*group.tolist(), *rng.integers(0, VOCABULARY, length - load.prompt).tolist()])
+            self.load_s += time.thread_time() - started
             session, known = await sampler.open(number), 0
             while len(context) <= longest:
                 params = SamplingParams(int(rng.integers(*load.message)), return_routing=True, routing_start=known)
                 sample = await session.sample(context, params)
+                started = time.thread_time()
                 self._note()
                 known = len(context) + len(sample.tokens) - 1
                 context.extend(sample.tokens)
                 context.extend(rng.integers(0, VOCABULARY, rng.integers(*load.observation)).tolist())
+                self.load_s += time.thread_time() - started
             session.close()
             length = load.prompt
 
@@ -176,9 +180,9 @@ class _Load:
         return total
 
     def scripted_s(self) -> tuple[float, float]:
-        """CPU seconds of the scripts so far, and those of the copies of routes."""
+        """CPU seconds of the scripts and of what sessions ask for so far, and those of the copies of routes."""
         runners: list[Any] = [sampler.engines[0].runner for sampler in self.samplers]
-        return sum(runner.scripted_s for runner in runners), sum(runner.routes_s for runner in runners)
+        return self.load_s + sum(runner.scripted_s for runner in runners), sum(runner.routes_s for runner in runners)
 
 
 async def _measure(load: EngineLoad) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import tempfile
 import time
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -50,16 +51,21 @@ class Messages:
     sampled: int = 250
     """Tokens of a message."""
 
-    async def play(self, session: Session, seed: int, *, routes: bool) -> list[Sample]:
-        """Samples them, one after another; returns them."""
+    def draw(self, seed: int) -> "list[array[int]]":
+        """Returns the tokens of the prompt, and those that follow each message."""
         rng = np.random.default_rng(seed)
-        context, known, samples = token_array(rng.integers(1, VOCABULARY, self.prompt).tolist()), 0, []
-        for _ in range(self.count):
+        lengths = self.prompt, *[self.observation] * self.count
+        return [token_array(rng.integers(1, VOCABULARY, length).tolist()) for length in lengths]
+
+    async def play(self, session: Session, drawn: "list[array[int]]", *, routes: bool) -> list[Sample]:
+        """Samples them, one after another; returns them. The first of `drawn` becomes the whole context."""
+        (context, *observations), known, samples = drawn, 0, []
+        for observation in observations:
             params = SamplingParams(self.sampled, return_routing=routes, routing_start=known if routes else 0)
             sample = await session.sample(context, params)
             known = len(context) + len(sample.tokens) - 1
             context.extend(sample.tokens)
-            context.extend(rng.integers(1, VOCABULARY, self.observation).tolist())
+            context.extend(observation)
             samples.append(sample)
         return samples
 
@@ -76,7 +82,7 @@ async def _route(
     fleet: FleetPolicy, folder: Path, sessions: int, group_size: int, messages: Messages, routes: bool
 ) -> dict[str, float]:
     journal, connected = SampleJournal(folder), asyncio.Event()
-    opened = 0
+    drawn, opened = {seed: messages.draw(seed) for seed in range(sessions)}, 0
 
     async def play(spec: Any) -> Episode:
         nonlocal opened
@@ -86,7 +92,7 @@ async def _route(
         if opened == sessions:
             connected.set()
         await connected.wait()
-        await messages.play(session, spec.seed, routes=routes)
+        await messages.play(session, drawn.pop(spec.seed), routes=routes)
         session.close()
         return Episode("", "", "train", spec.seed, Transcript(), 0.0, "finished")
 
@@ -149,7 +155,7 @@ def measure_route_bytes(tokens: int = 500) -> dict[str, float]:
             port = await stack.enter_async_context(relaying(0, running.ports[0], watch))
             fleet = await stack.enter_async_context(running.fleet(script, routes=True, ports=[port]).serving())
             session = await SampleJournal(folder).recorded(fleet, 0).open(1)
-            samples = await messages.play(session, 1, routes=True)
+            samples = await messages.play(session, messages.draw(1), routes=True)
             session.close()
         header, arrays = sample_to_frame(samples[1])
         worker = len(encode_frame({"reply": 1, "body": header}, arrays))

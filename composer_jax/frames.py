@@ -111,6 +111,10 @@ def decode_frame(text: bytes, content: Buffer | bytearray) -> Frame:
 
 async def _read(reader: asyncio.StreamReader, n: int, on_bytes: Callable[[], object]) -> memoryview:
     """Returns the next n bytes; a frame that is announced and does not come takes no memory."""
+    if n <= _CHUNK:
+        part = await reader.readexactly(n)
+        on_bytes()
+        return memoryview(bytearray(part))
     content, start = np.empty(n, np.uint8), 0
     while start < n:
         part = await reader.readexactly(min(n - start, _CHUNK))

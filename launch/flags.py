@@ -44,6 +44,7 @@ from composer_jax.errors import UserError
 from launch import hosts
 from launch.config_file import parse_with_config, with_config_path
 from launch.exit_codes import exit_reason
+from launch.garbage import collect_rarely
 from launch.help import help_text
 from launch.huge_pages import restart_with_huge_pages
 
@@ -77,6 +78,7 @@ def run(
     """
     if argv is None:
         restart_with_huge_pages()
+        collect_rarely()
     argv = list(sys.argv if argv is None else argv)
     program, finish = _program(argv), None
     command = f"python -m {program} {shlex.join(argv[1:])}"

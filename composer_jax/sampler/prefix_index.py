@@ -5,10 +5,17 @@ the context's pages, says what every shard has of it.
 """
 
 from array import array
-from collections.abc import Hashable, Iterable, Iterator
-from typing import Generic, TypeVar
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, Generic, TypeVar
 
 Request = TypeVar("Request", bound=Hashable)
+Key = TypeVar("Key", bound=Hashable)
+Item = TypeVar("Item")
+
+NOTHING: Mapping[Any, Any] = MappingProxyType({})
+"""Stands for the dicts of a node that are empty. There is a node for every page of every cached context: what each of
+them holds is what Python's garbage collector goes through."""
 
 
 def n_skipped_pages(computed: int, page_size: int, window: int | None) -> int:
@@ -35,10 +42,10 @@ class IndexNode(Generic[Request]):
 
     def __init__(self, parent: "IndexNode[Request] | None", key: bytes) -> None:
         self.parent, self.key = parent, key
-        self.children: dict[bytes, IndexNode[Request]] = {}
-        self.shards: set[int] = set()
-        """Those whose tree has the page."""
-        self.computing: dict[Request, None] = {}
+        self.children: Mapping[bytes, IndexNode[Request]] = NOTHING
+        self.shards = 0
+        """A bit for each shard whose tree has the page."""
+        self.computing: Mapping[Request, None] = NOTHING
         """Running requests whose prefill has the page ahead, in the order of their admission."""
 
     def path(self) -> list["IndexNode[Request]"]:
@@ -53,12 +60,26 @@ class IndexNode(Generic[Request]):
         """Returns the node of a page after this one, made if there is none."""
         node = self.children.get(key)
         if node is None:
-            node = self.children[key] = IndexNode(self, key)
+            node = IndexNode(self, key)
+            self.children = with_item(self.children, key, node)
         return node
+
+    def add(self, shard: int) -> None:
+        """Notes that a shard has the page."""
+        self.shards |= 1 << shard
 
     def discard(self, shard: int) -> None:
         """Notes that a shard has the page no more."""
-        self.shards.discard(shard)
+        self.shards &= ~(1 << shard)
+        self.prune()
+
+    def begin(self, request: Request) -> None:
+        """Notes that the prefill of a request has the page ahead."""
+        self.computing = with_item(self.computing, request, None)
+
+    def end(self, request: Request) -> None:
+        """Notes that it has the page ahead no more."""
+        self.computing = without_item(self.computing, request)
         self.prune()
 
     def prune(self) -> None:
@@ -66,9 +87,24 @@ class IndexNode(Generic[Request]):
         node = self
         while node.parent is not None and not (node.shards or node.computing or node.children):
             parent = node.parent
-            del parent.children[node.key]
+            parent.children = without_item(parent.children, node.key)
             node.parent = None
             node = parent
+
+
+def with_item(items: Mapping[Key, Item], key: Key, item: Item) -> Mapping[Key, Item]:
+    """Returns the mapping with one more item: NOTHING, or a dict that grows in place."""
+    if not isinstance(items, dict):
+        return {key: item}
+    items[key] = item
+    return items
+
+
+def without_item(items: Mapping[Key, Item], key: Key) -> Mapping[Key, Item]:
+    """Returns what `with_item` has made without one item, which it has."""
+    assert isinstance(items, dict), "there are no items"
+    del items[key]
+    return items or NOTHING
 
 
 class PrefixIndex(Generic[Request]):
@@ -105,17 +141,16 @@ class PrefixIndex(Generic[Request]):
         """Returns, for each shard that has any, the pages of PrefixTree.match of the context of a path."""
         pages: dict[int, int] = {}
         first: dict[int, int] = {}  # page before which the pages that follow without a gap begin
-        before: set[int] = set()
-        depth = 0
+        before = depth = 0
 
-        def end_runs(shards: Iterable[int]) -> None:
+        def end_runs(shards: int) -> None:
             n_skipped = n_skipped_pages(depth * self.page_size, self.page_size, self.window)
-            pages.update((shard, depth) for shard in shards if first[shard] <= n_skipped)
+            pages.update((shard, depth) for shard in _bits(shards) if first[shard] <= n_skipped)
 
         for node in path:
             if node.shards != before:
-                end_runs(before - node.shards)
-                first.update((shard, depth) for shard in node.shards - before)
+                end_runs(before & ~node.shards)
+                first.update((shard, depth) for shard in _bits(node.shards & ~before))
                 before = node.shards
             depth += 1
         end_runs(before)
@@ -126,12 +161,18 @@ class PrefixIndex(Generic[Request]):
         nodes = []
         for key in page_keys(tokens, self.page_size):
             node = node.child(key)
-            node.computing[request] = None
+            node.begin(request)
             nodes.append(node)
         self._computing[request] = nodes
 
     def remove_computing(self, request: Request) -> None:
         """Notes that a request has computed its context, or runs no more."""
         for node in reversed(self._computing.pop(request, ())):
-            del node.computing[request]
-            node.prune()
+            node.end(request)
+
+
+def _bits(shards: int) -> Iterator[int]:
+    """Yields the shards of IndexNode.shards."""
+    while shards:
+        yield (shards & -shards).bit_length() - 1
+        shards &= shards - 1

@@ -12,10 +12,18 @@ PagePool says which pages are free. Integers only, no JAX.
 """
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from composer_jax.sampler.prefix_index import IndexNode, PrefixIndex, n_skipped_pages, page_keys
+from composer_jax.sampler.prefix_index import (
+    NOTHING,
+    IndexNode,
+    PrefixIndex,
+    n_skipped_pages,
+    page_keys,
+    with_item,
+    without_item,
+)
 
 
 class PagePool:
@@ -50,7 +58,7 @@ class PagePool:
 class PrefixNode:
     """One page of a prefix; the root has none."""
 
-    __slots__ = ("children", "entry", "epoch", "held", "key", "page", "parent")
+    __slots__ = ("children", "depth", "entry", "epoch", "held", "key", "page", "parent")
 
     def __init__(
         self, parent: "PrefixNode | None", key: bytes, page: int | None, epoch: int, entry: IndexNode[Any]
@@ -59,7 +67,9 @@ class PrefixNode:
         self.parent, self.key, self.epoch, self.entry = parent, key, epoch, entry
         self.page = page
         """None where it was reused; never of a node that is held."""
-        self.children: dict[bytes, PrefixNode] = {}
+        self.depth: int = 0 if parent is None else parent.depth + 1
+        """Pages of the prefix, this one included."""
+        self.children: Mapping[bytes, PrefixNode] = NOTHING
         self.held = 0
         """Holders of this page."""
 
@@ -147,11 +157,12 @@ class PrefixTree:
         for key, page in zip(page_keys(tokens, self._page_size), pages, strict=True):
             child = node.children.get(key)
             if child is None:
-                child = node.children[key] = PrefixNode(node, key, page, self._epoch, node.entry.child(key))
-                child.entry.shards.add(self._shard)
+                child = PrefixNode(node, key, page, self._epoch, node.entry.child(key))
+                node.children = with_item(node.children, key, child)
+                child.entry.add(self._shard)
             elif child.page is None:
                 child.page = page
-                child.entry.shards.add(self._shard)
+                child.entry.add(self._shard)
             else:
                 self._pool.give_back([page])
             self._hold_page(child)
@@ -192,6 +203,6 @@ class PrefixTree:
         node.entry.discard(self._shard)
         while node.page is None and not node.children and node.parent is not None:
             parent = node.parent
-            del parent.children[node.key]
+            parent.children = without_item(parent.children, node.key)
             node.parent = None
             node = parent

@@ -12,7 +12,7 @@ from composer_jax.errors import UserError
 from composer_jax.sampler.detokenizer import Decode, IncrementalDetokenizer
 from composer_jax.sampler.drafts import PromptLookup
 from composer_jax.sampler.policy import FinishReason, PromptLogprobs, Sample, SampleChunk, TopLogprobs
-from composer_jax.sampler.runner import NewScores, NewTokens
+from composer_jax.sampler.runner import NewScores, NewTokens, RowRequest
 from composer_jax.sampler.sequence import CacheLease, SequenceState, token_array
 
 
@@ -52,6 +52,8 @@ class RequestHandle:
         params = request.params
         tokens, uses_cache = token_array(request.tokens), not params.prompt_logprobs
         self.sequence = SequenceState(tokens, budget, request.priority, request.group, request.lease, uses_cache)
+        self.row = RowRequest(self.sequence, request.seed % 2**32, params)
+        """What decode calls need to know of it."""
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
         self.raw_logprobs: list[float] = []
@@ -111,17 +113,25 @@ class RequestHandle:
         if self._stop_text is not None or not self._end_ids.isdisjoint(new.tokens):
             n = next((n for n, token in enumerate(new.tokens, 1) if self._ends(token)), None)
         self.drafts = new.drafts
-        self.tokens += new.tokens[:n]
-        self.logprobs += new.logprobs[:n]
-        self.raw_logprobs += new.raw_logprobs[:n]
+        self.tokens += new.tokens
+        self.logprobs += new.logprobs
+        self.raw_logprobs += new.raw_logprobs
+        self.versions += [version] * len(new.tokens)
         if self.top_logprobs is not None:
-            self.top_logprobs += (new.top_logprobs or [])[:n]
-        self.versions += [version] * len(new.tokens[:n])
+            self.top_logprobs += new.top_logprobs or []
+        if n is not None:
+            self._drop_last(len(new.tokens) - n)
         self._settled = len(self.tokens)
         self._progress.set()
         if n is not None:
             return "stop"
         return "length" if self.sequence.budget == 0 else None
+
+    def _drop_last(self, n: int) -> None:
+        """Drops the last n sampled tokens."""
+        end = len(self.tokens) - n
+        for values in (self.tokens, self.logprobs, self.raw_logprobs, self.versions, self.top_logprobs or []):
+            del values[end:]
 
     def add_scores(self, start: int, scores: NewScores) -> None:
         """Takes what a prefill call says about the tokens after `start` and those that follow it."""

@@ -66,9 +66,9 @@ class RowRequest:
     params: SamplingParams
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(slots=True)
 class NewTokens:
-    """What one decode call sampled in one row."""
+    """What one decode call sampled in one row. Not frozen: there is one for every row and call."""
 
     tokens: list[int]
     logprobs: list[float]

@@ -47,7 +47,7 @@ class Scheduler:
     """Decides what runs next. The engine submits and cancels, carries out schedules, and reports what they computed."""
 
     def __init__(self, limits: Limits) -> None:
-        self.limits = limits
+        self.limits, self._steps = limits, limits.decode_steps
         self.pools = [PagePool(limits.n_pages) for _ in range(limits.shards)]
         self._index: PrefixIndex[SequenceState] = PrefixIndex(limits.page_size, limits.window)
         self.trees = [PrefixTree(pool, self._index, shard) for shard, pool in enumerate(self.pools)]
@@ -97,7 +97,7 @@ class Scheduler:
         self.drop(lease)
         n_pages = self.limits.pages_for(sequence.computed)
         lease.shard, lease.tokens, lease.prefix = shard, tokens, sequence.prefix
-        lease.tail, lease.n_skipped = sequence.pages[sequence.first_own : n_pages], sequence.n_skipped
+        lease.pages, lease.n_skipped = sequence.pages[:n_pages], sequence.n_skipped
         self.pools[shard].give_back(sequence.pages[n_pages:])
         lease.used = True
         self._leases[shard][id(lease)] = lease
@@ -115,7 +115,7 @@ class Scheduler:
         """Forgets what a lease keeps, which somebody else holds or nobody any more."""
         del self._leases[lease.shard][id(lease)]
         self._n_leases -= 1
-        lease.prefix, lease.tail, lease.tokens, lease.shard, lease.n_skipped = None, [], token_array(), -1, 0
+        lease.prefix, lease.pages, lease.tokens, lease.shard, lease.n_skipped = None, [], token_array(), -1, 0
 
     # -- weights -------------------------------------------------------------------------------------------------
 
@@ -169,7 +169,7 @@ class Scheduler:
             self._admit()
         if not self._take_pages():  # first, because it may preempt
             return SchedulerOutput(None, [], [])
-        decode = [s for s in self.running if s.is_decoding and self._n_ahead(s) < s.budget]
+        decode = [s for s in self.running if self._n_ahead(s) < s.budget and s.is_decoding]
         shape, chunks = self._choose_prefill()
         return SchedulerOutput(shape, chunks, [] if self._should_fill(chunks, len(decode)) else decode)
 
@@ -310,16 +310,15 @@ class Scheduler:
         resumes = sequence.uses_cache and lease is not None and lease.shard == shard and lease.is_prefix_of(sequence)
         if resumes:
             assert lease is not None and lease.prefix is not None
-            prefix, tail, computed = lease.prefix, lease.tail, len(lease.tokens)
+            prefix, pages, computed, n_skipped = lease.prefix, lease.pages, len(lease.tokens), lease.n_skipped
         else:
-            prefix, tail = tree.match(sequence.tokens[: n - 1]) if sequence.uses_cache else tree.root, []
-            computed = len(prefix.path()) * self.limits.page_size
-        n_skipped, path = self.limits.n_skipped(computed), prefix.path()
-        if not resumes:  # otherwise the sequence takes over what its lease holds
+            prefix = tree.match(sequence.tokens[: n - 1]) if sequence.uses_cache else tree.root
+            computed = prefix.depth * self.limits.page_size
+            n_skipped = self.limits.n_skipped(computed)
             tree.hold(prefix, n_skipped)
             if lease is not None and lease.shard == shard:
                 self.drop(lease)  # before those of others
-        pages = [NO_PAGE] * n_skipped + _pages_of(path[n_skipped:]) + tail
+            pages = [NO_PAGE] * n_skipped + _pages_of(prefix.path()[n_skipped:])
         missing = self._n_prefilling(n, computed) - len(pages)
         # Each that runs and may grow keeps a page for that, so that the newcomer is not preempted at once.
         if not self._make_room(shard, missing + self._n_growing[shard], keep=lease if resumes else None):
@@ -327,19 +326,19 @@ class Scheduler:
                 tree.release(prefix, n_skipped)
             return False
         if resumes:
-            assert lease is not None and lease.n_skipped == n_skipped
+            assert lease is not None
             self._clear(lease)
         elif lease is not None:
             self.drop(lease)
         sequence.pages = pages + self.pools[shard].take(missing)
         sequence.shard, sequence.prefix, sequence.computed = shard, prefix, computed
-        sequence.n_shared, sequence.n_skipped = len(path), n_skipped
+        sequence.n_shared, sequence.n_skipped = prefix.depth, n_skipped
         sequence.cached = computed if sequence.cached is None else sequence.cached
         return True
 
     def has_pages(self, sequence: SequenceState, shard: int) -> bool:
         """Whether a shard has the pages that a waiting sequence starts with, if idle leases give way; for reports."""
-        computed = len(self.trees[shard].match(sequence.tokens[:-1]).path()) * self.limits.page_size
+        computed = self.trees[shard].match(sequence.tokens[:-1]).depth * self.limits.page_size
         needed = self._n_prefilling(len(sequence.tokens), computed) - self.limits.pages_for(computed)
         idle = sum(len(lease.tail) for lease in self._leases[shard].values())
         return needed + self._n_growing[shard] <= self._n_available(shard) + idle
@@ -456,12 +455,12 @@ class Scheduler:
 
     def _n_ahead(self, s: SequenceState) -> int:
         """Tokens that the outstanding calls of a sequence sample at most."""
-        return min(s.n_calls * self.limits.decode_steps, s.budget)
+        return min(s.n_calls * self._steps, s.budget)
 
     def _n_needed(self, s: SequenceState) -> int:
         """Length of `pages` for the next call of a running sequence."""
         if s.is_decoding:
-            return self.limits.pages_for(s.computed + min((s.n_calls + 1) * self.limits.decode_steps, s.budget))
+            return self.limits.pages_for(s.computed + min((s.n_calls + 1) * self._steps, s.budget))
         return self._n_prefilling(len(s.tokens), s.computed)
 
     def _n_prefilling(self, n_tokens: int, computed: int) -> int:

@@ -84,12 +84,17 @@ class CacheLease:
         self.tokens = token_array()
         """Those that are computed."""
         self.prefix: PrefixNode | None = None
-        self.tail: list[int] = []
-        """Pages after those of the prefix: one that is not full, or more where the prefix is of an earlier epoch."""
+        self.pages: list[int] = []
+        """Those of `tokens`, as SequenceState.pages."""
         self.n_skipped = 0
         """Leading pages of `tokens` that are not kept: no later token attends to them."""
         self.used = False
         """Whether a request of the conversation has ended."""
+
+    @property
+    def tail(self) -> list[int]:
+        """Pages after those of the prefix: one that is not full, or more where the prefix is of an earlier epoch."""
+        return [] if self.prefix is None else self.pages[max(self.prefix.depth, self.n_skipped) :]
 
     def is_prefix_of(self, sequence: "SequenceState") -> bool:
         """Whether it keeps pages of the beginning of a sequence's context."""
@@ -156,7 +161,7 @@ class SequenceState:
     @property
     def is_decoding(self) -> bool:
         """Whether all tokens but the last are computed."""
-        return self.n_missing == 0
+        return self.computed + 1 == len(self.tokens)
 
     def forget_pages(self) -> None:
         """Makes it a waiting sequence; its pages have other owners already."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from composer_jax.sampler.drafts import Speculation
 from composer_jax.sampler.request import RequestHandle
-from composer_jax.sampler.runner import NewScores, NewTokens, RowRequest, Runner
+from composer_jax.sampler.runner import NewScores, NewTokens, Runner
 from composer_jax.sampler.sequence import SchedulerOutput
 
 
@@ -41,7 +41,7 @@ def start_schedule(
         read_scores = runner.start_prefill(schedule.prefill_shape, schedule.prefill, scores=scored)
         if speculation is not None:
             speculation.note_prefill()
-    rows = [RowRequest(handle.sequence, handle.request.seed % 2**32, handle.request.params) for handle in handles]
+    rows = [handle.row for handle in handles]
     if not rows:
         return lambda: StepOutput(version, read_scores(), [])
     drafts = None
