@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.data.chat.text_processor import ContextOverflow, TextProcessor
 from composer_jax.errors import UserError
 from composer_jax.sampler.policy import Sample, SampleChunk
@@ -164,8 +165,8 @@ class Service:
         if self.traffic is not None:
             written = self.traffic.open_request(client.key, client.session, client.headers, answer, tools)
             if written is not None and self.traffic.keeps_routing:
-                # Traffic needs them from where its tree ends, which the writer finds out later.
-                params = [dataclasses.replace(one, return_routing=True, routing_start=0) for one in params]
+                starts = [self.traffic.routes_from(written, prompt) for prompt in prompts]
+                params = [_with_routes(one, start) for one, start in zip(params, starts, strict=True)]
         seed = secrets.randbits(32) if body.seed is None else body.seed
         choices: list[Choice] = []
         try:
@@ -312,6 +313,12 @@ class Service:
                 self.records.add(client.session, client.key, choice.prompt, sample)
 
         choice.handle.future.add_done_callback(end)
+
+
+def _with_routes(params: SamplingParams, start: int) -> SamplingParams:
+    """Returns parameters that ask for the experts of tokens from `start` on, or from where the client asks for them."""
+    start = min(start, params.routing_start) if params.return_routing else start
+    return dataclasses.replace(params, return_routing=True, routing_start=start)
 
 
 def _result(choice: Choice) -> Sample:

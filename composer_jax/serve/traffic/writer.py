@@ -137,6 +137,8 @@ class TrafficWriter:
         self._batch: list[FinishedTurn] = []
         self._queued_bytes = 0
         self._last_times: OrderedDict[OwnedSession, float] = OrderedDict()
+        self._offered: OrderedDict[OwnedSession, ConversationTree] = OrderedDict()
+        """The turns of sessions that were offered with their routes, oldest first."""
         self._dropping: set[OwnedSession] = set()
         self._unconsented: set[OwnedSession] = set()
         self._requests: weakref.WeakSet[TurnRequest] = weakref.WeakSet()  # being answered, or waiting for the disk
@@ -192,6 +194,11 @@ class TrafficWriter:
             self._requests.add(request)
         return request
 
+    def routes_from(self, request: TurnRequest, prompt: Sequence[int]) -> int:
+        """Returns the first token of a prompt whose experts no earlier turn of its session has brought."""
+        tree = self._offered.get(request.owned_session)
+        return 0 if tree is None else max(0, tree.find_parent(prompt, ())[0].tokens - 1)
+
     def offer(
         self,
         request: TurnRequest,
@@ -219,12 +226,22 @@ class TrafficWriter:
             turn = FinishedTurn(request, choice, prompt, sample, params, seed, end, seconds)
             self._queue.append(turn)
             self._queued_bytes += turn.nbytes
+            if self.keeps_routing:
+                self._note_routes(session, prompt, sample.tokens)
             limits = self.limits
             if self.queue_length > limits.queue_turns or self._queued_bytes > limits.queue_bytes:
                 self._drop({session})
                 self._log("the queue is full")
             if len(self._queue) >= limits.batch_turns:
                 self._condition.notify()
+
+    def _note_routes(self, session: OwnedSession, prompt: Sequence[int], answer: Sequence[int]) -> None:
+        """Notes the end of a turn. One that nobody writes drops its session, and with it those that follow."""
+        tree = self._offered.setdefault(session, ConversationTree())
+        self._offered.move_to_end(session)
+        tree.add(TreeNode(tokens=len(prompt) + len(answer), hash=tree.find_parent(prompt, answer)[1]))
+        if len(self._offered) > self.limits.open_sessions:
+            self._offered.popitem(last=False)
 
     def find_queued(self, session: OwnedSession) -> SessionRecord | None:
         """Returns the record of a session of which a turn waits to be written, or None."""

@@ -52,7 +52,9 @@ def network(text):
     return sampler
 
 
-def test_a_conversation_with_a_network_is_stored_with_all_that_training_needs(served, network, folder):
+def test_a_conversation_with_a_network_is_stored_with_all_that_training_needs(served, network, folder, monkeypatch):
+    starts, submit = [], network.submit
+    monkeypatch.setattr(network, "submit", lambda asked: starts.append(asked.params.routing_start) or submit(asked))
     with served(None, engine=network, keeps_routing=True) as (server, _):
         server.client.headers["X-User-ID"] = "u"
         first = server.ask([1, 2, 3], temperature=0.7, seed=5)
@@ -76,6 +78,7 @@ def test_a_conversation_with_a_network_is_stored_with_all_that_training_needs(se
     assert all(turn.template == root.template and turn.seconds > 0 for turn in session.turns)
     routes = [np.load(io.BytesIO(base64.b64decode(turn.routing))) for turn in session.turns]
     assert len(routes[0]) == 3 + 8 - 1 and len(routes[1]) == 2 + 8  # from the parent's last token on
+    assert starts == [0, 3 + 8 - 1, 3 + 8 - 1, 0, 0], "the device reads the experts of new tokens only"
 
 
 def test_every_id_of_a_row_has_the_experts_that_the_network_chose_for_it(served, network, folder):
