@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.traffic_learning_rows import CHANGED
 from composer_jax.observe.progress import hide_progress
 from composer_jax.realtime.labels.label_sessions import label_sessions
 from composer_jax.realtime.labels.signal_types import LabelContext
@@ -108,15 +109,17 @@ def stopped_at(row: Mapping[str, Any]) -> tuple[float, str] | None:
     """Returns the smallest share of users at which a release of a run was stopped, and why; None if none was.
 
     A release is stopped at GATE by a gate with its monitors. One that this gate passes goes to 20,000 scripted users,
-    with the rates that the cycles before and after it had. row: of benchmarks.traffic_learning.
+    with the rates that the cycles before and after it had, unless the users' taste changed between these: the rates are
+    then of other users as well, which the arms of a canary never are. row: of benchmarks.traffic_learning.
     """
     by_cycle = {cycle["cycle"]: cycle for cycle in row["cycles"]}
     for release in row["releases"]:
         verdict, before = release["monitored"], by_cycle[release["release"]]
         if verdict["verdict"] != "pass":
             return GATE, "; ".join(verdict["reasons"])
-        after = by_cycle.get(release["release"] + 1)
-        if after is not None and release["state"] == "released":
+        cycle = release["release"] + 1
+        after = by_cycle.get(cycle)
+        if after is not None and cycle != CHANGED and release["state"] == "released":
             rates = rates_after(before, after)
             if all(rate == (before[name] or 0.0) for name, rate in rates.items()):
                 continue  # how often a canary stops a policy that is the same: benchmarks.traffic, false_alarms
