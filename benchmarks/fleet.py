@@ -5,6 +5,7 @@
     scheduler   8 engines of 16 shards and 128 requests on scripted devices, in the steady state (fleet_scheduler.py):
                   scheduler_ms   CPU milliseconds of the host per device call and engine
                   round_ms       the same of a decode call with the prefill call before it
+                  default_gc_ms  scheduler_ms with the thresholds of Python's garbage collector (launch/garbage.py)
                   admission_s    CPU seconds in which one scheduler admits 992 requests on 128 shards of 8 rows
     router      1,024 open sessions of 8 scripted engines in another process (fleet_wire.py): router_ms, CPU
                 milliseconds of the learner's process per message of 250 tokens; with_routes_ms, with K2.5's routes
@@ -22,6 +23,7 @@ router_ms, route_bytes_per_token, batch_s_per_mtoken, engine_scaling, kills and 
 """
 
 import argparse
+import gc
 import json
 import os
 import signal
@@ -38,7 +40,7 @@ from benchmarks.fleet_scheduler import EngineLoad, measure_admission, measure_en
 from benchmarks.fleet_wire import Messages, measure_route_bytes, measure_router
 from benchmarks.seeded_runs import SIZES
 from benchmarks.traffic_learning_rows import read_rows, write_rows
-from launch.garbage import collect_rarely
+from launch.garbage import PYTHONS, collect_rarely
 
 CONTRACT = {
     "scheduler": ("scheduler_ms",),
@@ -56,7 +58,12 @@ def measure_scheduler(small: bool) -> Row:
     """Returns the row of the part "scheduler"."""
     shards = 4 if small else 128
     load = EngineLoad(1, 16, 20, 2048, 256, (10, 30), (10, 30), 10) if small else EngineLoad()
-    return {"admission_s": measure_admission(shards, 8, 8 * shards * 31 // 32), **measure_engines(load)}
+    row = {"admission_s": measure_admission(shards, 8, 8 * shards * 31 // 32), **measure_engines(load)}
+    gc.set_threshold(*PYTHONS)
+    try:
+        return row | {"default_gc_ms": measure_engines(load)["scheduler_ms"]}
+    finally:
+        collect_rarely()
 
 
 def measure_messages(small: bool) -> Row:

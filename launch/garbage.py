@@ -2,12 +2,15 @@
 
 import gc
 
+PYTHONS = 700, 10, 10
+"""Of gc.set_threshold in Python 3.11 and 3.12."""
 THRESHOLDS = 50_000, 10, 10
-"""Of gc.set_threshold; Python's own are 700, 10 and 10.
+"""Those of this project's processes.
 
 A process that samples has millions of objects, a few for every page of every cached context. They are freed without the
 collector, which with Python's thresholds looks at them so often that it takes a third of the host's time of a device
-call (`python -m benchmarks.fleet --parts=scheduler`). Young circles keep what 50,000 objects hold, at most, for longer.
+call (`python -m benchmarks.fleet --parts=scheduler`). What refers to itself lives longer with these, so code that holds
+large arrays breaks its circles.
 """
 
 

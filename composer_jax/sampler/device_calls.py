@@ -31,21 +31,40 @@ class OutstandingCall:
     """Takes the results, in the event loop."""
 
 
+class BusyTime:
+    """Seconds in which calls of some engines were outstanding: those of any of them, up to the last start or end."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._outstanding = 0
+        self._noted = 0.0
+
+    def note(self, change: int) -> None:
+        """Notes that there are more outstanding calls, or fewer."""
+        now = time.perf_counter()
+        self.seconds += now - self._noted if self._outstanding else 0.0
+        self._noted, self._outstanding = now, self._outstanding + change
+
+
 class DeviceCalls:
     """The outstanding calls of an engine that serves; false while there are none.
 
     They have a thread of their own, since the event loop's threads are fewer than the engines of a large sampler.
     """
 
-    def __init__(self, most_ahead: int) -> None:
-        """most_ahead: outstanding schedules behind which the next one may start."""
-        self.busy_seconds = 0.0
-        """Time in which calls were outstanding, up to the last start or end of one."""
+    def __init__(self, most_ahead: int, busy: BusyTime) -> None:
+        """
+        Args:
+          most_ahead: outstanding schedules behind which the next one may start.
+          busy: of the sampler.
+        """
+        self.progress = 0
+        """Starts and ends of calls so far."""
+        self._busy = busy
         self._most_ahead = most_ahead
         self._outstanding: deque[OutstandingCall] = deque()
         self._starting: SchedulerOutput | None = None
         self._thread = ThreadPoolExecutor(1, "device-calls")
-        self._noted = 0.0
 
     def __bool__(self) -> bool:
         return bool(self._outstanding)
@@ -69,10 +88,13 @@ class DeviceCalls:
         commit: Callable[[Any], Awaitable[None]],
     ) -> None:
         """Starts calls by function(*arguments), which runs in the thread and returns OutstandingCall.finish."""
-        self._note_time(is_busy=bool(self._outstanding))
+        self._note(1)
         self._starting = schedule
         try:
             finish = await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
+        except BaseException:
+            self._note(-1)
+            raise
         finally:
             self._starting = None
         self._outstanding.append(OutstandingCall(schedule, finish, commit))
@@ -82,14 +104,15 @@ class DeviceCalls:
         call = self._outstanding[0]
         results = await asyncio.get_running_loop().run_in_executor(self._thread, call.finish)
         self._outstanding.popleft()
-        self._note_time(is_busy=True)
+        self._note(-1)
         await call.commit(results)
 
     def forget(self) -> None:
         """Drops calls whose results nobody reads any more."""
+        self._note(-len(self._outstanding))
         self._outstanding.clear()
 
-    def _note_time(self, *, is_busy: bool) -> None:
-        now = time.perf_counter()
-        self.busy_seconds += now - self._noted if is_busy else 0.0
-        self._noted = now
+    def _note(self, change: int) -> None:
+        """Notes that there are more outstanding calls, or fewer."""
+        self._busy.note(change)
+        self.progress += 1

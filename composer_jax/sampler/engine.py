@@ -19,7 +19,7 @@ from composer_jax.models.config import ModelConfig
 from composer_jax.models.model_def import ModelDef
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.detokenizer import Decode
-from composer_jax.sampler.device_calls import DeviceCalls
+from composer_jax.sampler.device_calls import BusyTime, DeviceCalls
 from composer_jax.sampler.drafts import Speculation
 from composer_jax.sampler.policy import SamplingParams
 from composer_jax.sampler.request import Request, RequestHandle
@@ -70,10 +70,12 @@ class Engine:
         config: SamplerConfig,
         limits: Limits,
         *,
+        name: str,
+        busy: BusyTime,
         end_tokens: Sequence[int],
-        decode: Decode | None = None,
-        only_fitting: bool = False,
-        on_failure: Callable[[Exception], object] = lambda _: None,
+        decode: Decode | None,
+        only_fitting: bool,
+        on_failure: Callable[[Exception], object],
     ) -> None:
         """
         Args:
@@ -81,6 +83,8 @@ class Engine:
           mesh: of the engine's devices.
           config: of the sampler; its numbers are those of all engines together.
           limits: made from `config`, with the batch shards of this engine.
+          name: in warnings.
+          busy: of all engines.
           end_tokens, decode, only_fitting: as of Sampler.
           on_failure: called in the event loop with what ends a serving, before the requests get it.
         """
@@ -93,7 +97,7 @@ class Engine:
         self.limits, self._on_failure = limits, on_failure
         self.runner = Runner(definition, mesh, config, limits, self.end_tokens)
         self._scheduler = Scheduler(self.limits)
-        self._calls = DeviceCalls(self.limits.most_ahead)
+        self._calls = DeviceCalls(self.limits.most_ahead, busy)
         self._requests = RequestTable(self._scheduler, self.runner, self._calls)
         self._new_gate = functools.partial(
             SessionGate,
@@ -111,7 +115,9 @@ class Engine:
         """What ended the serving; None while it goes on."""
         self._failure: Exception | None = None
         """What ended the serving of another engine of the sampler, and so this one's."""
-        self._watchdog = Watchdog(config.stall_seconds, self._activity)
+        self._work, self._rests = asyncio.Event(), False
+        """`_rests`: whether it waits for other engines, until new weights are installed in all."""
+        self._watchdog = Watchdog(config.stall_seconds, self._activity, name=name)
 
     # -- weights -------------------------------------------------------------------------------------------------
 
@@ -145,14 +151,16 @@ class Engine:
         else:
             self._scheduler.recompute()
 
-    async def pause(self, mode: PauseMode = "keep", *, will_resume: bool = False) -> None:
-        """See Sampler.pause."""
-        self._raise_if_ended()
+    def begin_pause(self, mode: PauseMode, *, will_resume: bool) -> None:
+        """Comes to rest as Sampler.pause says; `paused` waits for it."""
         self._pause_mode, self._will_resume = mode, will_resume
         self._paused.clear()
         self._work.set()
-        if self._rests and self._update is not None and self._update.n_busy and self._is_pausing():
-            self._note_pause()  # it waits for engines that may pause before they rest
+        if self._waits_for_engines and self._is_pausing():
+            self._note_pause()  # they may pause before they rest
+
+    async def paused(self) -> None:
+        """Returns when the engine has come to rest, or has been resumed. Raises what ended the serving."""
         await self._paused.wait()
         self._raise_if_ended()
 
@@ -166,11 +174,6 @@ class Engine:
     def is_paused(self) -> bool:
         """Whether `pause` was called and `resume` not yet."""
         return self.is_serving and self._pause_mode is not None
-
-    @property
-    def busy_seconds(self) -> float:
-        """Seconds with outstanding device calls, up to the last that started or finished."""
-        return self._calls.busy_seconds
 
     @property
     def stats(self) -> SamplerStats:
@@ -192,7 +195,7 @@ class Engine:
     def start(self, leader: Leader) -> None:
         """Begins to serve, with weights of a version."""
         self._leader, self._error, self._failure = leader, None, None
-        self._leaving, self._rests, self._work = False, False, asyncio.Event()
+        self._leaving, self._rests, self._update, self._work = False, False, None, asyncio.Event()
         self._pause_mode: PauseMode | None = None
         self._will_resume, self._paused = False, asyncio.Event()
         self.gate = self._new_gate()
@@ -239,10 +242,17 @@ class Engine:
     def submit(self, request: Request) -> RequestHandle:
         """See Sampler.submit."""
         self._raise_if_ended()
-        tokens, params = np.asarray(request.tokens), request.params
-        budget = _check_request(tokens, params, self.definition.config, self.config.max_model_len, self.decode)
+        return self.queue(*self.check(request))
+
+    def check(self, request: Request) -> "tuple[Request, int]":
+        """Returns a request with an array of tokens, and the most tokens to sample. Raises what Sampler.submit says."""
+        tokens, config = np.asarray(request.tokens), self.definition.config
+        budget = _check_request(tokens, request.params, config, self.config.max_model_len, self.decode)
+        return dataclasses.replace(request, tokens=array("i", tokens.astype(np.int32).tobytes())), budget
+
+    def queue(self, request: Request, budget: int) -> RequestHandle:
+        """Queues what `check` has returned."""
         future = asyncio.get_running_loop().create_future()
-        request = dataclasses.replace(request, tokens=array("i", tokens.astype(np.int32).tobytes()))
         handle = RequestHandle(request, budget, self.end_tokens, self.decode, future)
         self._requests.add(handle)
         future.add_done_callback(lambda _: self._work.set())  # a cancelled one frees its pages
@@ -302,9 +312,11 @@ class Engine:
             return  # what is wanted may have changed meanwhile
         self._forget_cache()
         if self._update is not None and self._is_updating():
-            self._rests = True
-            await self._update.rest()
-            self._update, self._rests = None, False
+            self._rests, update = True, self._update
+            await update.rest()
+            self._rests = False
+            if self._update is update:  # else the next one came before this engine went on
+                self._update = None
         elif self._is_pausing():
             self._note_pause()
             await self._work.wait()
@@ -350,9 +362,14 @@ class Engine:
 
     def _activity(self) -> Activity:
         update = None if self._update is None else (self._update.version, self._update.mode)
-        progress = self.busy_seconds, self.version
-        is_lent = self.is_paused and self._will_resume
-        return Activity(self._scheduler, self._calls.schedules, update, self.is_paused, progress, is_lent)
+        progress = self._calls.progress, self.version
+        waits_for_others = self._waits_for_engines or (self.is_paused and self._will_resume)
+        return Activity(self._scheduler, self._calls.schedules, update, self.is_paused, progress, waits_for_others)
+
+    @property
+    def _waits_for_engines(self) -> bool:
+        """Whether it rests for an update, and other engines do not yet."""
+        return self._rests and self._update is not None and self._update.n_busy > 0
 
     def _is_updating(self) -> bool:
         """Whether new weights are to be installed before any further call starts."""

@@ -59,7 +59,8 @@ class EngineWeights:
 
         The arguments are those of Runner.install. Raises what it raises; the old weights stay in all engines then.
         Where an engine refuses weights that another one has taken, because its devices hold other bits or lack room,
-        no engine keeps any weights, and `version` is -1. HostTensors (host_weights.py) leave none after any error.
+        no engine keeps any weights, and `version` is -1. HostTensors (host_weights.py) leave none after any error. Over
+        several processes this holds in the process that raises; the others learn of it when it ends.
         """
         if len(self._runners) == 1 or is_on_host(params):
             try:

@@ -151,7 +151,6 @@ class Runner:
     def reset_cache(self) -> None:
         """Makes an empty cache: a call that failed may have taken the one before with it."""
         self._forget_calls()  # before the new cache takes its room
-        self._page_tables = PageTables(self.limits, self._table_length)
         if not self.is_here:
             return
         self._cache = self._new_cache()
@@ -165,8 +164,12 @@ class Runner:
         self._weights = self.installed = None
 
     def _forget_calls(self) -> None:
-        """Drops what calls leave on the devices for those after them."""
+        """Drops what calls leave on the devices for those after them.
+
+        Process 0 does so for engines of other processes, too, whose devices then have new tables as well.
+        """
         self._cache = self._carried = self._tables = None
+        self._page_tables = PageTables(self.limits, self._table_length)
         self._carried_rows = {}
 
     def wait(self) -> None:
@@ -176,11 +179,6 @@ class Runner:
                 array.block_until_ready()
 
     # -- weights -------------------------------------------------------------------------------------------------
-
-    @property
-    def has_weights(self) -> bool:
-        """Whether there are weights of one version."""
-        return self._weights is not None
 
     def install(
         self,
@@ -195,7 +193,7 @@ class Runner:
 
         The first call makes the cache. Raises ValueError for weights of another network, and UserError if the new
         weights have other checksums, or leave no room for the cache; the old weights stay then. HostTensors
-        (host_weights.py) replace the old weights one by one: whatever goes wrong then leaves no weights (has_weights).
+        (host_weights.py) replace the old weights one by one: whatever goes wrong then leaves no weights.
 
         Args:
           checksums: what the learner says this version has (sampler/weight_checksums.py); None: those of the arguments,
@@ -211,13 +209,14 @@ class Runner:
             expected = self.checksum_program.of_learner(params) if checksums is None else checksums
             weights = self._rollout_weights.to_rollout(params, router_bias, copy=copy)
         arrived = self.checksum_program.of_sampler(weights[0])
-        require_equal(arrived, expected, version, self.installed)
-        if self._cache is None:
-            try:
+        try:
+            require_equal(arrived, expected, version, self.installed)
+            if self._cache is None:
                 require_room(self.definition, self.mesh, self._config, self.limits)
-            except UserError:
-                del weights, arrived  # the traceback would keep their memory
-                raise
+        except UserError:
+            del weights, params, router_bias  # the traceback would keep their memory
+            raise
+        if self._cache is None:
             self.reset_cache()
         self._weights, self.installed = weights, (version, arrived)
 

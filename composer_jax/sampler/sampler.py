@@ -26,6 +26,7 @@ from composer_jax.parallel.mesh import batch_shards
 from composer_jax.parallel.processes import is_first_process
 from composer_jax.sampler.config import SamplerConfig, make_limits
 from composer_jax.sampler.detokenizer import Decode
+from composer_jax.sampler.device_calls import BusyTime
 from composer_jax.sampler.engine import Engine, PauseMode, SamplerStats
 from composer_jax.sampler.engine_weights import EngineWeights, engine_meshes
 from composer_jax.sampler.request import Request, RequestHandle
@@ -91,8 +92,14 @@ class Sampler:
         """Of all engines together."""
         meshes = engine_meshes(mesh)
         limits = dataclasses.replace(self.limits, shards=self.limits.shards // len(meshes))
+        self._busy = BusyTime()
         options = {"end_tokens": end_tokens, "decode": decode, "only_fitting": only_fitting}
-        self.engines = [Engine(definition, one, config, limits, on_failure=self._fail, **options) for one in meshes]
+        options |= {"busy": self._busy, "on_failure": self._fail}
+        names = _names_of_engines(len(meshes))
+        self.engines = [
+            Engine(definition, one, config, limits, name=name, **options)
+            for one, name in zip(meshes, names, strict=True)
+        ]
         self._runners = [engine.runner for engine in self.engines]
         self._weights = EngineWeights(definition, mesh, self._runners)
         self.learner_checksums = self._weights.learner_checksums
@@ -100,7 +107,8 @@ class Sampler:
         self._error: Exception | None = RuntimeError("this sampler does not serve")
         self._most_sessions = most_sessions
         self._sessions: SessionQueue[Engine] = self._new_queue()
-        self._update: WeightUpdate | None = None
+        self._updated: asyncio.Event | None = None
+        """Set when the last update of the serving is over. Its weights are not kept."""
 
     # -- weights -------------------------------------------------------------------------------------------------
 
@@ -167,16 +175,17 @@ class Sampler:
           ValueError, UserError: as from `update`. The serving goes on; over several processes, and where no weights are
             left, it ends.
         """
-        is_updating = self._update is not None and not self._update.over.is_set()
+        is_updating = self._updated is not None and not self._updated.is_set()
         if not self.is_serving or is_updating:
             reason = "another update is waiting" if self.is_serving else "this sampler is not serving; call update"
             raise RuntimeError(reason)
         self._raise_if_ended()
         done = asyncio.get_running_loop().create_future()
         n = len(self.engines)
-        self._update = WeightUpdate(params, router_bias, version, mode, copy, checksums, n, self._apply, done)
+        update = WeightUpdate(params, router_bias, version, mode, copy, checksums, n, self._apply, done)
+        self._updated = update.over
         for engine in self.engines:
-            engine.begin_update(self._update)
+            engine.begin_update(update)
         await done
 
     async def _apply(self, update: WeightUpdate) -> None:
@@ -192,8 +201,12 @@ class Sampler:
         return self._weights.checksums
 
     def score(self, tokens: Sequence[int]) -> RowScores:
-        """See Runner.score; the shards are those of all engines. A sampler that serves must be paused."""
-        scores = [engine.score(tokens) for engine in self.engines]
+        """See Runner.score; the shards are those of all engines.
+
+        A sampler that serves must be paused; one over several processes must serve.
+        """
+        with ThreadPoolExecutor(len(self.engines)) as pool:
+            scores = list(pool.map(lambda engine: engine.score(tokens), self.engines))
         return RowScores(np.concatenate([one.logprobs_BS for one in scores]), scores[0].routing)
 
     def reset_prefix_cache(self) -> None:
@@ -235,7 +248,9 @@ class Sampler:
           will_resume: the caller resumes by itself, so requests that wait meanwhile are not logged as a stall.
         """
         self._raise_if_ended()
-        await asyncio.gather(*(engine.pause(mode, will_resume=will_resume) for engine in self.engines))
+        for engine in self.engines:
+            engine.begin_pause(mode, will_resume=will_resume)
+        await asyncio.gather(*(engine.paused() for engine in self.engines))
 
     def resume(self) -> None:
         """Goes on after `pause`, also one that still waits; does nothing if the sampler is not paused."""
@@ -254,8 +269,8 @@ class Sampler:
 
     @property
     def busy_seconds(self) -> float:
-        """Seconds with outstanding device calls, the mean of all engines, up to the last that started or finished."""
-        return sum(engine.busy_seconds for engine in self.engines) / len(self.engines)
+        """Seconds with an outstanding device call of any engine, up to the last that started or finished."""
+        return self._busy.seconds
 
     @property
     def decoded_tokens(self) -> int:
@@ -289,7 +304,8 @@ class Sampler:
     async def serving(self) -> AsyncIterator[Self]:
         """Serves sessions inside the block.
 
-        If an engine fails, every pending request of all engines raises the exception, and so does every later one.
+        If an engine fails, every pending request of all engines raises what ended its engine, and every later one the
+        first of these exceptions.
         Raises RuntimeError if no weights were installed by `update`, the sampler is serving already, or process 0
         serves. The serving ends with an OtherProcessError if another process of the mesh failed or is gone.
         """
@@ -299,22 +315,22 @@ class Sampler:
             raise RuntimeError("this sampler is serving already; open sessions inside the block that is running")
         if self.mesh.is_multi_process and not is_first_process():
             raise RuntimeError("process 0 serves; the other processes call Sampler.follow")
-        self._error, self.is_serving = None, True
+        self.is_serving, self._updated = True, None
         try:
             async with Leader(self._runners, self._weights, self._wake) as self._leader:
                 for engine in self.engines:
                     engine.start(self._leader)
-                self._sessions = self._new_queue()
+                self._sessions, self._error = self._new_queue(), None
                 try:
                     yield self
                 finally:
                     await self._stop()
         finally:
             self.is_serving = False
-            self._end(RuntimeError("this sampler has stopped serving"))
 
     async def _stop(self) -> None:
         """Ends the serving of all engines at the same time; raises what ended one of them before."""
+        self._end(RuntimeError("this sampler has stopped serving"))  # an update that came now would find no engine
         ends = await asyncio.gather(*(engine.stop() for engine in self.engines), return_exceptions=True)
         if errors := [end for end in ends if end is not None]:
             raise errors[0]
@@ -356,12 +372,13 @@ class Sampler:
         the network does not have, or stop strings without a decoder.
         """
         self._raise_if_ended()
-        if len(self.engines) == 1:
-            return self.engines[0].submit(request)
+        request, budget = self.engines[0].check(request)
         most = 2 * min(engine.load for engine in self.engines)
         candidates = [engine for engine in self.engines if engine.load <= max(most, engine.slots)]
-        tokens = token_array(request.tokens)
-        return max(candidates, key=lambda engine: (engine.n_cached(tokens), -engine.load)).submit(request)
+        if len(candidates) > 1:
+            tokens = token_array(request.tokens)
+            candidates = [max(candidates, key=lambda engine: (engine.n_cached(tokens), -engine.load))]
+        return candidates[0].queue(request, budget)
 
     # -- several processes ---------------------------------------------------------------------------------------
 
@@ -415,3 +432,8 @@ class Sampler:
             follow(self._runners, self._weights, weights, on_call, on_ask)
         finally:
             self.is_serving = False
+
+
+def _names_of_engines(n: int) -> list[str]:
+    """Returns what begins a sentence about each of n engines."""
+    return ["The sampler"] if n == 1 else [f"Engine {number} of {n} of the sampler" for number in range(1, n + 1)]

@@ -191,11 +191,15 @@ class SessionGate:
 
     # -- what is said --------------------------------------------------------------------------------------------
 
-    def log_waiting(self) -> None:
-        """Says once that sessions wait to open and why, and once more when it is known what sessions need."""
-        self._log_once("wait" if self._n_ended < self._slots else "learned")
+    def log_waiting(self, engines: int) -> None:
+        """Says once that sessions wait to open and why, and once more when it is known what sessions need.
 
-    def _log_once(self, what: str) -> None:
+        engines: of the sampler, which are about as full.
+        """
+        where = "" if engines == 1 else f" on an engine, of {engines},"
+        self._log_once("wait" if self._n_ended < self._slots else "learned", where)
+
+    def _log_once(self, what: str, where: str = "") -> None:
         """Says why sessions wait: before and after it is known what they need, and when they are held back."""
         if what in self._logged or (what != "held back" and ("learned" in self._logged or self.n_open >= self._most)):
             return
@@ -213,9 +217,10 @@ class SessionGate:
             )
             return
         logging.info(
-            "Sessions wait: %d are open, and one needs about %d of the %d tokens of the cache (%s), which sessions "
+            "Sessions wait: %d are open%s and one needs about %d of the %d tokens of the cache (%s), which sessions "
             "fill to %.0f %%; a larger sampler.cache_tokens opens more.",
             self.n_open,
+            where or ",",
             need,
             tokens,
             f"learned from {self._n_ended}" if self._n_ended else "a guess until sessions end",

@@ -57,11 +57,6 @@ class SessionQueue(Generic[Host]):
         """Open sessions of all engines."""
         return sum(engine.gate.n_open for engine in self._engines)
 
-    @property
-    def n_waiting(self) -> int:
-        """Sessions that wait to open."""
-        return sum(map(len, self._waiting))
-
     async def open(self, *, ahead: bool) -> tuple[Host, Place]:
         """Returns an engine and a place in its gate as soon as there is room for a session.
 
@@ -109,6 +104,6 @@ class SessionQueue(Generic[Host]):
             return None
         free = [engine for engine in self._engines if engine.gate.has_room(ahead=ahead)]
         if not free:
-            self._engines[0].gate.log_waiting()  # all of them are about as full
+            self._engines[0].gate.log_waiting(len(self._engines))  # all of them are about as full
             return None
         return min(free, key=lambda engine: engine.load)

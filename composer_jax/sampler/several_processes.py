@@ -175,7 +175,7 @@ class Leader:
         sender, lane = self._sender, len(self._runners)
         await asyncio.to_thread(sender.send, {"ask": dict(question)})
         answers = await asyncio.to_thread(sender.collect_from, range(1, process_count()), lane)
-        return [header for header, _ in answers.values()]
+        return [header["answer"] for header, _ in answers.values()]
 
 
 def follow(
@@ -227,7 +227,7 @@ def _start_answer(commands: CommandReceiver, question: dict[str, Any], on_ask: O
 
     def answer() -> None:
         try:
-            commands.reply(on_ask(question), [], lane=lane)
+            commands.reply({"answer": on_ask(question)}, [], lane=lane)
         except Exception as error:
             commands.interrupt(error)
 

@@ -31,14 +31,15 @@ class Activity:
     is_paused: bool
     progress: Hashable
     """Differs from the one before when a device call has started or ended, or weights were installed."""
-    is_lent: bool = False
-    """Whether the sampler is paused by somebody who resumes it: RL, while the learner has the devices."""
+    waits_for_others: bool = False
+    """Whether it is paused by somebody who resumes it (RL, while the learner has the devices), or rests until other
+    engines rest, too."""
 
     @property
     def is_busy(self) -> bool:
         """Whether somebody waits for something that the sampler should do now."""
         scheduler = self.scheduler
-        return not self.is_lent and bool(scheduler.waiting or scheduler.running or self.calls or self.update)
+        return not self.waits_for_others and bool(scheduler.waiting or scheduler.running or self.calls or self.update)
 
 
 class Watchdog:
@@ -49,11 +50,18 @@ class Watchdog:
         seconds: float,
         observe: Callable[[], Activity],
         *,
+        name: str = "The sampler",
         clock: Callable[[], float] = time.monotonic,
         warn: Callable[[str], None] = logging.warning,
     ) -> None:
-        """seconds: 0 switches it off. observe: says what the sampler is doing; called in the event loop."""
+        """
+        Args:
+          seconds: 0 switches it off.
+          observe: says what the sampler, or one engine of it, is doing; called in the event loop.
+          name: of what is observed, which begins a sentence.
+        """
         self._seconds, self._observe, self._clock, self._warn = seconds, observe, clock, warn
+        self._name = name
         self._timer: asyncio.TimerHandle | None = None
         self._since: float | None = None
         self._progress: Hashable = None
@@ -80,17 +88,17 @@ class Watchdog:
             self._since, self._next, self._progress = now, self._seconds, activity.progress
         elif now - self._since >= self._next:
             self._next = 2 * (now - self._since)
-            self._warn(describe_stall(activity, now - self._since))
+            self._warn(describe_stall(activity, now - self._since, self._name))
 
     def _poll(self) -> None:
         self.check()
         self._timer = asyncio.get_running_loop().call_later(self._seconds / POLLS, self._poll)
 
 
-def describe_stall(activity: Activity, seconds: float) -> str:
+def describe_stall(activity: Activity, seconds: float, name: str = "The sampler") -> str:
     """Returns sentences: how long nothing progressed, what runs, how many requests wait for what."""
     scheduler = activity.scheduler
-    parts = [f"The sampler made no progress for {seconds:.0f} s.", _describe_calls(activity.calls)]
+    parts = [f"{name} made no progress for {seconds:.0f} s.", _describe_calls(activity.calls)]
     n_running = len(scheduler.running)
     if n_running:
         parts.append(f"{_count(n_running, 'request')} {'runs' if n_running == 1 else 'run'}.")

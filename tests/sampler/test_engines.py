@@ -1,8 +1,11 @@
 """A sampler with two engines, each of which has one copy of the weights: what one engine samples, by a router."""
 
 import asyncio
+import contextlib
 import dataclasses
+import gc
 import threading
+import weakref
 
 import jax
 import numpy as np
@@ -387,4 +390,79 @@ def test_numbers_are_those_of_both_engines(endless, two):
     assert endless.stats.pages == stats[0].pages + stats[1].pages == 64
     assert endless.decoded_tokens == sum(decoded(endless))
     assert endless.limits.shards == 2 and endless.limits.rows == 4
-    assert min(engine.busy_seconds for engine in endless.engines) <= endless.busy_seconds
+
+
+def test_an_update_that_follows_another_at_once_is_installed(two, weights):
+    """A task that tries again as soon as it may comes before the engines that rest have gone on."""
+
+    async def retry():
+        while two.version < 8:
+            with contextlib.suppress(RuntimeError):
+                await two.update_serving(*weights, 8)
+            await asyncio.sleep(0)
+
+    async def main():
+        waiting = asyncio.create_task(retry())
+        await two.update_serving(*weights, 7)
+        await waiting
+        assert len((await two.submit(Request([1, 2], SamplingParams(2)))).tokens) == 2
+
+    serve(two, main)
+    assert two.version == 8
+
+
+def test_a_pause_that_is_ended_before_it_begins_pauses_nothing(two):
+    async def main():
+        pausing = asyncio.create_task(two.pause())
+        await asyncio.sleep(0)
+        two.resume()
+        await pausing
+        assert not two.is_paused
+
+    serve(two, main)
+
+
+def test_a_serving_that_ends_takes_no_update(two, weights, monkeypatch):
+    refused = []
+
+    async def main():
+        stop = two.engines[0].stop
+
+        async def stop_late():
+            with pytest.raises(RuntimeError, match="stopped"):
+                await two.update_serving(*weights, 99)
+            refused.append(99)
+            await stop()
+
+        monkeypatch.setattr(two.engines[0], "stop", stop_late)
+
+    serve(two, main)
+    assert refused == [99] and two.version != 99
+
+
+def test_weights_that_were_given_are_not_kept(two, weights):
+    """The sampler has its own copy, or refuses them."""
+
+    async def main():
+        for version, checksums in ((21, None), (22, ())):
+            given = jax.tree.map(lambda x: x + 0, weights)
+            leaf = weakref.ref(jax.tree.leaves(given)[0])
+            with contextlib.nullcontext() if checksums is None else pytest.raises(UserError):
+                await two.update_serving(*given, version, checksums=checksums)
+            del given
+            for _ in range(100):
+                await asyncio.sleep(0.01)  # callbacks that brought the error end
+                gc.collect()
+                if leaf() is None:
+                    break
+            assert leaf() is None
+
+    serve(two, main)
+
+
+def test_token_ids_beyond_int32_are_refused_by_name(two):
+    async def main():
+        with pytest.raises(UserError, match=str(2**31)):
+            await two.submit(Request([1, 2**31], SamplingParams(1)))
+
+    serve(two, main)

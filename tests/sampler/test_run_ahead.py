@@ -9,7 +9,7 @@ import pytest
 
 from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.sampler import device_calls
-from composer_jax.sampler.device_calls import DeviceCalls
+from composer_jax.sampler.device_calls import BusyTime, DeviceCalls
 from composer_jax.sampler.request import Request
 from composer_jax.sampler.sampler import Sampler
 from composer_jax.sampler.sequence import SchedulerOutput, SequenceState
@@ -274,7 +274,9 @@ def test_a_cache_that_is_forgotten_while_calls_are_outstanding_changes_no_token(
 def test_time_with_two_calls_counts_once(monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(device_calls.time, "perf_counter", lambda: clock[0])
-    calls, schedule = DeviceCalls(1), SchedulerOutput(None, [], [SequenceState([1], 1)])
+    busy = BusyTime()
+    calls, others = DeviceCalls(1, busy), DeviceCalls(1, busy)
+    schedule = SchedulerOutput(None, [], [SequenceState([1], 1)])
 
     async def commit(_):
         pass
@@ -287,6 +289,22 @@ def test_time_with_two_calls_counts_once(monkeypatch):
             else:
                 await calls.finish_oldest()
             assert calls.is_full == (now == 2) and bool(calls) == (now not in (6, 13))
+        for now, event in [
+            (20, calls.start),
+            (21, others.start),
+            (23, calls.finish_oldest),
+            (24, others.finish_oldest),
+        ]:
+            clock[0] = now
+            starts = event in (calls.start, others.start)
+            await (event(schedule, lambda: lambda: None, commit=commit) if starts else event())
+        clock[0] = 30
+        with pytest.raises(ZeroDivisionError):
+            await calls.start(schedule, lambda: 1 // 0, commit=commit)
+        clock[0] = 40
+        await calls.start(schedule, lambda: lambda: None, commit=commit)
+        clock[0] = 42
+        calls.forget()
 
     asyncio.run(main())
-    assert calls.busy_seconds == 5 + 3
+    assert busy.seconds == 5 + 3 + 4 + 0 + 2

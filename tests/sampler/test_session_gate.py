@@ -263,7 +263,7 @@ def test_a_session_that_is_cancelled_while_it_waits_takes_no_place_and_leaves_no
         for name in range(100, 200):
             gate.tasks[name].cancel()
         await gate.new()
-        assert gate.queue.n_waiting == 1
+        assert sum(map(len, gate.queue._waiting)) == 1
         await gate.leave()
         assert gate.tasks["a"].cancelled() and gate.tasks["b"].cancelled()
 

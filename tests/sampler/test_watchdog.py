@@ -194,9 +194,9 @@ def test_a_device_call_that_does_not_end_is_reported(new_sampler, monkeypatch):
 
 def test_a_sampler_that_is_lent_to_the_learner_is_not_reported():
     """The time counts from when the learner gives it back."""
-    watched = Watched(new_activity(SequenceState([1], 1), is_paused=True, is_lent=True))
+    watched = Watched(new_activity(SequenceState([1], 1), is_paused=True, waits_for_others=True))
     assert watched.check_at(0, 100, 1000) == 0
-    watched.activity = dataclasses.replace(watched.activity, is_paused=False, is_lent=False)
+    watched.activity = dataclasses.replace(watched.activity, is_paused=False, waits_for_others=False)
     assert watched.check_at(1010, 1069) == 0 and watched.check_at(1070) == 1
 
 
