@@ -12,6 +12,7 @@ import numpy as np
 from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.rl.engines.config import FleetConfig
 from composer_jax.rl.engines.description import EngineDescription, EngineStatus, RequiredEngine
+from composer_jax.rl.engines.engine_places import ListedEngines
 from composer_jax.rl.engines.engine_port import EnginePort, ServedEngine, bind_port
 from composer_jax.rl.engines.fleet import FleetPolicy, Publishing
 from composer_jax.sampler.policy import Sample
@@ -132,7 +133,7 @@ class ScriptedEngines:
             self.published.value = versions[-1]
 
         return FleetPolicy(
-            [f"127.0.0.1:{port}" for port in ports or self.ports],
+            ListedEngines(tuple(f"127.0.0.1:{port}" for port in ports or self.ports)),
             TOKEN,
             required_engine(script, routes=routes),
             FleetConfig(silence_s=SILENCE_S, stall_s=SILENCE_S),

@@ -36,7 +36,7 @@ ROUTE_BYTES = LAYERS * EXPERTS_PER_TOKEN * 2
 
 async def all_engines(fleet: FleetPolicy) -> None:
     """Waits until all engines of a serving fleet have the newest weights."""
-    while fleet.metrics()["engines_newest"] < len(fleet.router.links):
+    while fleet.metrics()["engines_newest"] < max(len(fleet.router.links), 1):
         await asyncio.sleep(0.01)
 
 

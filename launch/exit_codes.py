@@ -5,11 +5,10 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator
 
-from composer_jax.errors import OtherProcessError, UserError
+from composer_jax.errors import BAD_INPUT, OtherProcessError, UserError
 
 FAILED = 1
 """Also Python's own, after a traceback."""
-BAD_INPUT = 2
 NO_SPACE = 3
 INTERRUPTED = 130
 """128 + SIGINT, as in shells."""

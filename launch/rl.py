@@ -6,6 +6,8 @@ config.base where there is none. Episodes play in the processes of the run, or o
 
     python -m launch.rl --config=CONFIG --workdir=DIR --listen=10.0.0.5:7411 --token_file=token
     python -m launch.rl --config=CONFIG --workdir=DIR --cluster=auto
+
+With --config.rl.engines=ray the nodes of the cluster also have the engines that sample (docs/fleet.md).
 """
 
 import contextlib
@@ -27,7 +29,8 @@ def define_options(values):
     string("token_file", "File with the secret that workers and engines must know; it is made if it is missing.")
     string(
         "cluster",
-        "Ray cluster whose nodes play the episodes: auto, or HOST:PORT of its head node (extra `cluster`).",
+        "Ray cluster whose nodes play the episodes, and with config.rl.engines=ray sample: auto, or HOST:PORT of its "
+        "head node (extra `cluster`).",
     )
     absl_flags.DEFINE_integer(
         "local_episodes", None, "Episodes that this machine plays at once beside the workers.", flag_values=values

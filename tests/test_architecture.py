@@ -53,6 +53,7 @@ WITHOUT_JAX = (
     "sampler.scheduler",
     "checkpoint.gguf.virtual_folder",
     "checkpoint.weight_chain",
+    "rl.engines.ray_engines",
     "rl.rollout",
     "rl.workers",
     "serve.traffic.folder",

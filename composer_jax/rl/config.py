@@ -110,9 +110,9 @@ class RLConfig:
     """What happens to a group that would exceed max_staleness: "wait" delays the step until the group has ended, "drop"
     cancels the group, which spares the wait and leaves out long episodes more often than short ones."""
     engines: str | tuple[str, ...] = "local"
-    """What samples. "local": a sampler in the processes of the run. Otherwise the addresses HOST:PORT of the engine
-    ports of launch.serve, a list or with commas between them; the run then has no sampler, and engines follow `publish`
-    (docs/fleet.md)."""
+    """What samples. "local": a sampler in the processes of the run. "ray": engines that the run starts on the nodes of
+    the Ray cluster of launch.rl --cluster. Otherwise the addresses HOST:PORT of the engine ports of launch.serve, a
+    list or with commas between them. With engines the run has no sampler, and they follow `publish` (docs/fleet.md)."""
     fleet: FleetConfig = field(default_factory=FleetConfig)
     """How the run deals with engines that are not local."""
     rollout_devices: int = 0
@@ -198,13 +198,14 @@ class RLConfig:
         return model if self.route_shape(model) is None else dataclasses.replace(model, cache_routing=True)
 
     def _check_engines(self) -> None:
-        addresses = engine_addresses(self.engines)  # raises for what is no address
+        engine_addresses(self.engines)  # raises for what is no address
+        if self.fleet.cpu_nodes and self.engines != "ray":
+            raise UserError(
+                f"rl.fleet.cpu_nodes={self.fleet.cpu_nodes} is about rl.engines='ray', and rl.engines="
+                f"{self.engines!r}; use 0."
+            )
         if self.samples_here:
             return
-        if not addresses:
-            raise NotImplementedError(
-                "rl.engines='ray' is not there yet; start engines yourself and list their addresses."
-            )
         if self.rollout_devices:
             raise UserError(
                 f"rl.rollout_devices={self.rollout_devices} is for a sampler of the run, and rl.engines names engines "

@@ -14,10 +14,12 @@ from composer_jax.event_loop import EventLoop
 from composer_jax.frames import FrameError
 from composer_jax.models.model_def import ModelDef, Params
 from composer_jax.rl.engines.config import engine_addresses
-from composer_jax.rl.engines.connection import EngineRefused, connect_engine
+from composer_jax.rl.engines.connection import connect_engine
 from composer_jax.rl.engines.description import RequiredEngine, network_fingerprint
+from composer_jax.rl.engines.engine_places import EngineRefused
 from composer_jax.rl.engines.fleet import FleetPolicy, Publishing
 from composer_jax.sampler.weight_checksums import ChecksumProgram, WeightChecksums, checked_weights
+from composer_jax.stages.engine_placement import engine_places
 from composer_jax.stages.run import Run
 
 PUBLISHED = "bfloat16"
@@ -29,6 +31,9 @@ def check_engines(run: Run, required: RequiredEngine) -> None:
 
     Engines that do not answer yet may wait for the first version of the run.
     """
+    if run.config.rl.engines == "ray":  # they do not run yet
+        engine_places(run.config, run.services.worker_options)
+        return
     addresses = engine_addresses(run.config.rl.engines)
     token, silence_s = _token(run), run.config.rl.fleet.silence_s
 
@@ -77,7 +82,7 @@ def open_fleet(
         publisher.publish(params, router_bias, version)
 
     fleet = FleetPolicy(
-        engine_addresses(config.engines),
+        engine_places(run.config, run.services.worker_options),
         _token(run),
         required_engine(run),
         config.fleet,
@@ -105,6 +110,8 @@ def required_engine(run: Run) -> RequiredEngine:
 
 
 def _token(run: Run) -> str:
+    if run.config.rl.engines == "ray" and (options := run.services.worker_options) is not None:
+        return options.token
     if not run.services.engine_token:
         raise UserError(
             "rl.engines needs the secret that engines know; run launch.rl with --token_file=FILE, a copy of theirs."

@@ -24,6 +24,7 @@ from composer_jax.rl.workers.worker_setup import WorkerSetup
 from composer_jax.sampler.sampler import Sampler
 from composer_jax.sandbox import LocalSandboxPool
 from composer_jax.schema.run_config import RunConfig
+from composer_jax.stages.engine_placement import engine_share
 from composer_jax.stages.rollout_workers import RolloutWorkers, RolloutWorkersOptions
 from composer_jax.stages.run_model import RunModel
 from composer_jax.storage.workdir import Workdir
@@ -174,7 +175,9 @@ class RolloutServices:
         context: that of `episode_context`.
         """
         options = self.worker_options
-        if options is None and process_count() > 1:
+        if options is not None:
+            options = dataclasses.replace(options, engine_share=engine_share(self.config))
+        elif process_count() > 1:
             options = RolloutWorkersOptions.of_processes(self.config.agent.concurrency)
         return RolloutWorkers(options, functools.partial(self._worker_setup, context), context)
 

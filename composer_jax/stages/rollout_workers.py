@@ -13,7 +13,7 @@ from composer_jax.host_port import split_host_port
 from composer_jax.parallel.processes import broadcast_from_process0, coordinator_address, process_count
 from composer_jax.rl.rollout import PlayEpisode
 from composer_jax.rl.workers.pool import PoolOptions, WorkerPool
-from composer_jax.rl.workers.ray_cluster import RayCluster
+from composer_jax.rl.workers.ray_cluster import EngineShare, RayCluster
 from composer_jax.rl.workers.worker import WorkerOptions, WorkerThread
 from composer_jax.rl.workers.worker_setup import WorkerSetup
 
@@ -33,6 +33,8 @@ class RolloutWorkersOptions:
     """What workers must know (rl/workers/handshake.py)."""
     cluster: RayCluster | None = None
     """Whose nodes are workers, too; None has those only that connect by themselves."""
+    engine_share: EngineShare = EngineShare()
+    """What engines take of the cluster's nodes."""
     has_processes: bool = False
     """Whether the other processes of the run are workers, too."""
 
@@ -76,7 +78,8 @@ class RolloutWorkers:
                 return await work
             cluster, host = self._options.cluster, self._options.pool.host
             host = cluster.host if host in ALL_INTERFACES else host
-            starter = asyncio.create_task(cluster.keep_workers(host, pool.port, self._options.token))
+            share = self._options.engine_share
+            starter = asyncio.create_task(cluster.keep_workers(host, pool.port, self._options.token, share))
             try:
                 return await work
             finally:

@@ -21,6 +21,7 @@ from composer_jax.parallel.dispatch import dispatch_without_drops
 from composer_jax.parallel.platform import use_compilation_cache
 from composer_jax.parallel.processes import broadcast_from_process0, is_first_process, process_count
 from composer_jax.rl.engines.engine_port import bind_port
+from composer_jax.rl.engines.engine_process import LEARNERS_AT
 from composer_jax.sampler.config import SamplerConfig
 from composer_jax.sampler.sampler import Sampler
 from composer_jax.stages.follow_weights import WeightFollower, run_while_serving, version_to_serve
@@ -131,7 +132,7 @@ def serve(address: str, options: ServeOptions) -> None:
     )
     listening.listen()  # clients wait until the server has started, which takes the other processes, too
     host, port = listening.getsockname()[:2]
-    learners = "" if engine_port is None else f", for learners on {engine_port.address}"
+    learners = "" if engine_port is None else f"{LEARNERS_AT}{engine_port.address}"
     context = f"(context of {config.max_model_len} tokens)"
     print(f"{text.name} listens on http://{host}:{port}/ {context}{learners}", file=sys.stderr, flush=True)
     server.run([listening])

@@ -201,6 +201,9 @@ def test_engines_that_cannot_be_used_are_refused_before_weights_are_loaded(tmp_p
         run.services.engine_token = ""
         with pytest.raises(UserError, match="run launch.rl with --token_file"):
             check_engines(run, required)
+        set_engines(run, "ray")
+        with pytest.raises(UserError, match="run launch.rl with --cluster=auto"):
+            check_engines(run, required)
 
 
 def set_engines(run, address):

@@ -9,7 +9,7 @@ from composer_jax.rl.workers.channel import SILENCE_S
 
 @dataclass(frozen=True)
 class FleetConfig:
-    """How long a learner waits for engines (rl.engines). Raises UserError for seconds that are not positive."""
+    """How a learner deals with engines that are not local (rl.engines). Raises UserError for a number out of range."""
 
     patience_s: float = 600.0
     """Seconds that the run waits while no engine can be used, before it ends with a sentence."""
@@ -17,11 +17,16 @@ class FleetConfig:
     """Seconds without a sign of life after which an engine is lost, and its sessions open elsewhere."""
     stall_s: float = 300.0
     """Seconds in which an engine that owes a message computes no token, after which it is lost as well."""
+    cpu_nodes: int = 0
+    """Of rl.engines="ray": nodes of the cluster without accelerators that get an engine, too, which computes on the
+    CPU."""
 
     def __post_init__(self) -> None:
         for name in ("patience_s", "silence_s", "stall_s"):
             if not (value := getattr(self, name)) > 0:
                 raise UserError(f"rl.fleet.{name}={value:g} is not positive; use seconds above 0.")
+        if self.cpu_nodes < 0:
+            raise UserError(f"rl.fleet.cpu_nodes={self.cpu_nodes} is negative; 0 has engines on accelerators only.")
 
 
 def engine_addresses(engines: str | tuple[str, ...]) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from composer_jax.frames import Frame, FrameError
 from composer_jax.host_port import split_host_port
 from composer_jax.rl.engines.config import FleetConfig
 from composer_jax.rl.engines.description import EngineDescription, EngineStatus, RequiredEngine
+from composer_jax.rl.engines.engine_places import EnginePlace, EngineRefused
 from composer_jax.rl.workers.channel import Channel, ChannelClosed
 from composer_jax.rl.workers.handshake import ENGINES, HandshakeError, join
 
@@ -23,10 +24,6 @@ CONNECT_S = 10.0
 """Seconds in which an address accepts a connection."""
 LOOKS = 4
 """Looks at the progress of an engine in the seconds after which it is lost without any."""
-
-
-class EngineRefused(Exception):
-    """An engine that cannot be used as it is; the text says why, as the rest of a sentence."""
 
 
 class FleetMembers(Protocol):
@@ -105,9 +102,10 @@ class EngineConnection:
 
 
 class EngineLink:
-    """One address of rl.engines.
+    """One place of an engine.
 
     Attributes:
+      address: HOST:PORT of the engine; before it is known, what the place is called.
       connection: to an engine that can be used; None while there is none.
       reason: why not, as the rest of a sentence.
       is_refused: whether the engine there cannot be used until somebody starts it otherwise.
@@ -115,9 +113,9 @@ class EngineLink:
     """
 
     def __init__(
-        self, address: str, token: str, required: RequiredEngine, config: FleetConfig, fleet: FleetMembers
+        self, place: EnginePlace, token: str, required: RequiredEngine, config: FleetConfig, fleet: FleetMembers
     ) -> None:
-        self.address, self.connection = address, None
+        self.place, self.address, self.connection = place, place.name, None
         self.connection: EngineConnection | None
         self.reason, self.is_refused, self.losses = "has not answered yet", False, 0
         self._token, self._required, self._config, self._fleet = token, required, config, fleet
@@ -148,6 +146,7 @@ class EngineLink:
         while True:
             writer = None
             try:
+                self.address = await self.place.locate()
                 reader, writer, description = await connect_engine(self.address, self._token, self._config.silence_s)
                 self._check(description)
                 await self._serve(reader, writer, description)

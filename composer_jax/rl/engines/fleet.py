@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -19,6 +19,7 @@ from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.rl.engines.config import FleetConfig
 from composer_jax.rl.engines.connection import EngineConnection, EngineLink
 from composer_jax.rl.engines.description import EngineStatus, RequiredEngine
+from composer_jax.rl.engines.engine_places import EnginePlace, EnginePlaces
 from composer_jax.rl.engines.fleet_session import FleetSession
 from composer_jax.rl.engines.learner_channel import LearnerLeader
 from composer_jax.rl.engines.router import EngineRouter
@@ -45,7 +46,7 @@ class FleetPolicy:
 
     def __init__(
         self,
-        addresses: Sequence[str],
+        places: EnginePlaces,
         token: str,
         required: RequiredEngine,
         config: FleetConfig,
@@ -59,7 +60,7 @@ class FleetPolicy:
     ) -> None:
         """
         Args:
-          addresses: of the engines.
+          places: of the engines, which may come and go.
           token: what engines and this learner know (rl/workers/handshake.py).
           version, checksums: of the weights that the run goes on from, which are published.
           only_fitting, most_sessions: as in EngineRouter.
@@ -68,8 +69,13 @@ class FleetPolicy:
         self.required, self.vocab_size = required, vocab_size
         self._first, self._known = version, {version: frozenset(checksums)}
         self._publishing = publishing
-        links = [EngineLink(address, token, required, config, self) for address in addresses]
-        self.router = EngineRouter(links, config.patience_s, only_fitting=only_fitting, most_sessions=most_sessions)
+        self._places = places
+        self._new_link = functools.partial(EngineLink, token=token, required=required, config=config, fleet=self)
+        self._running: dict[EngineLink, asyncio.Task[None]] = {}
+        self._removed_losses = 0
+        self.router = EngineRouter(
+            config.patience_s, places.advice, only_fitting=only_fitting, most_sessions=most_sessions
+        )
         self._leader = LearnerLeader(self.router.fail)
         self._writing: asyncio.Task[None] | None = None
         self._messages, self._busy, self._busy_since = 0, 0.0, 0.0
@@ -93,22 +99,47 @@ class FleetPolicy:
     async def serving(self) -> AsyncIterator[Self]:
         """See ServingPolicy.serving; leaves the engines, which go on for other learners."""
         self._loop = asyncio.get_running_loop()
-        tasks = [
-            asyncio.create_task(work) for work in (*(link.run() for link in self.router.links), self.router.watch())
-        ]
-        for task in tasks:
-            task.add_done_callback(self._note_end)
+        tasks = [self._start(work) for work in (self._follow_places(), self.router.watch())]
         try:
             async with self._leader:
                 yield self
             if self._writing is not None:
                 await self._writing
         finally:
+            tasks += self._running.values()  # together: places may end their engines, which is no loss now
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            for link in [*self._running]:
+                self._remove(link)
             if self._writing is not None:
                 await asyncio.gather(self._writing, return_exceptions=True)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        task.add_done_callback(self._note_end)
+        return task
+
+    async def _follow_places(self) -> None:
+        """Has a link to every place that there is, and to no other one."""
+        async for places in self._places.looks():
+            known = {link.place: link for link in self.router.links}
+            for place in known.keys() - set(places):
+                self._remove(known[place])
+            for place in places:
+                if place not in known:
+                    self._add(place)
+
+    def _add(self, place: EnginePlace) -> None:
+        link = self._new_link(place)
+        self.router.links.append(link)
+        self._running[link] = self._start(link.run())
+
+    def _remove(self, link: EngineLink) -> None:
+        """Leaves a place; sessions that are open there open elsewhere when they sample next."""
+        self.router.links.remove(link)
+        self._removed_losses += link.losses + (link.connection is not None)
+        self._running.pop(link).cancel()
 
     def _note_end(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and isinstance(error := task.exception(), Exception):
@@ -225,7 +256,7 @@ class FleetPolicy:
         return {
             "engines_newest": sum(version == self.version for version in versions),
             "engines_late": sum(0 <= version < self.version for version in versions),
-            "engines_lost": sum(link.losses for link in self.router.links),
+            "engines_lost": self._removed_losses + sum(link.losses for link in self.router.links),
             "messages_resampled": self.resampled,
         }
 

@@ -4,7 +4,6 @@ import asyncio
 import dataclasses
 import math
 from collections import deque
-from collections.abc import Sequence
 
 from absl import logging
 
@@ -29,20 +28,19 @@ class _Turn:
 
 class EngineRouter:
     """Attributes:
-    links: the engines.
+    links: the engines that there are; FleetPolicy adds and removes them.
     """
 
-    def __init__(
-        self, links: Sequence[EngineLink], patience_s: float, *, only_fitting: bool, most_sessions: int | None
-    ) -> None:
+    def __init__(self, patience_s: float, advice: str, *, only_fitting: bool, most_sessions: int | None) -> None:
         """
         Args:
+          advice: how there comes to be an engine, as sentences.
           most_sessions: that are open at once, on all engines together; None: no such bound.
           patience_s: how long sessions wait while all engines are gone or refused.
           only_fitting: an engine gets no more sessions than fit into its cache however long they grow.
         """
-        self.links = links
-        self._patience_s, self._only_fitting = patience_s, only_fitting
+        self.links: list[EngineLink] = []
+        self._patience_s, self._advice, self._only_fitting = patience_s, advice, only_fitting
         self._most = math.inf if most_sessions is None else most_sessions
         self._waiting: deque[_Turn] = deque()
         self._error: Exception | None = None
@@ -132,7 +130,7 @@ class EngineRouter:
                 continue
             since = clock() if since is None else since
             waited = clock() - since
-            if waited >= self._patience_s or all(link.is_refused for link in self.links):
+            if waited >= self._patience_s or (self.links and all(link.is_refused for link in self.links)):
                 self.fail(UserError(self._sentence(missing, waited)))
                 return
             if waited >= say_at:
@@ -147,11 +145,10 @@ class EngineRouter:
         return min(versions)
 
     def _states(self) -> str:
-        return "; ".join(link.state for link in self.links)
+        return "; ".join(link.state for link in self.links) or "there is none"
 
     def _sentence(self, version: int, waited: float) -> str:
         return (
-            f"No engine could be used with weights of version {version} for {waited:.0f} s: {self._states()}. Start "
-            "engines with python -m launch.serve --checkpoint=patches:FOLDER --engine_port=PORT --token_file=FILE, "
-            "and the same command continues."
+            f"No engine could be used with weights of version {version} for {waited:.0f} s: {self._states()}. "
+            f"{self._advice} The same command continues."
         )

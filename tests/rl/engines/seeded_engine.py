@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from composer_jax.rl.engines.config import FleetConfig
 from composer_jax.rl.engines.description import EngineDescription, EngineStatus, RequiredEngine
+from composer_jax.rl.engines.engine_places import ListedEngines
 from composer_jax.rl.engines.engine_port import EnginePort, ServedEngine, bind_port
 from composer_jax.rl.engines.fleet import FleetPolicy, Publishing
 from composer_jax.sampler.policy import Sample
@@ -78,9 +79,19 @@ class Engine(SeededPolicy):
             await asyncio.gather(running, return_exceptions=True)
 
 
-def new_fleet(ports, config=None, version=0, begin=lambda *_: None, finish=lambda: None, required=REQUIRED, **options):
+def new_fleet(
+    ports,
+    config=None,
+    version=0,
+    begin=lambda *_: None,
+    finish=lambda: None,
+    required=REQUIRED,
+    places=None,
+    **options,
+):
+    """places: instead of the ports of this machine."""
     config = config or FleetConfig(patience_s=20)
-    addresses = [f"127.0.0.1:{port}" for port in ports]
+    places = places or ListedEngines(tuple(f"127.0.0.1:{port}" for port in ports))
     publishing = Publishing(begin, finish)
     start = {"vocab_size": 500, "version": version, "checksums": checksums_of(version)}
-    return FleetPolicy(addresses, TOKEN, required, config, publishing, **start, **options)
+    return FleetPolicy(places, TOKEN, required, config, publishing, **start, **options)

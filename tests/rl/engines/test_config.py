@@ -37,6 +37,16 @@ def test_what_contradicts_engines_elsewhere_is_refused():
     assert not RLConfig(engines="a:1", publish="weights").samples_here and RLConfig().samples_here
 
 
+def test_engines_of_ray_need_a_folder_and_alone_have_nodes_without_accelerators():
+    with pytest.raises(UserError, match="rl.engines needs rl.publish"):
+        RLConfig(engines="ray")
+    assert RLConfig(engines="ray", publish="weights", fleet=FleetConfig(cpu_nodes=2)).fleet.cpu_nodes == 2
+    with pytest.raises(UserError, match="cpu_nodes=2 is about rl.engines='ray', and rl.engines='local'; use 0"):
+        RLConfig(fleet=FleetConfig(cpu_nodes=2))
+    with pytest.raises(UserError, match="rl.fleet.cpu_nodes=-1 is negative"):
+        FleetConfig(cpu_nodes=-1)
+
+
 @pytest.mark.parametrize("field", ["patience_s", "silence_s", "stall_s"])
 def test_seconds_are_positive(field):
     with pytest.raises(UserError, match=f"rl.fleet.{field}=0 is not positive"):

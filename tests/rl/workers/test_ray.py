@@ -13,7 +13,7 @@ from composer_jax.errors import UserError
 from composer_jax.rl.rollout import play_episode
 from composer_jax.rl.workers import ray_cluster
 from composer_jax.rl.workers.pool import PoolOptions, WorkerPool
-from composer_jax.rl.workers.ray_cluster import RayCluster
+from composer_jax.rl.workers.ray_cluster import ClusterNode, EngineShare, RayCluster
 from composer_jax.sandbox import LocalSandboxPool, SandboxLimits
 from composer_jax.tasks.result_cache import ResultCache
 from tests.rl.workers.seeded_policy import CHAT, SeededPolicy, specs, until, worker_setup
@@ -41,6 +41,35 @@ def test_an_address_that_does_not_answer_is_refused_at_once():
         port = server.getsockname()[1]
     with pytest.raises(UserError, match=f"127.0.0.1:{port} .*refused"):
         ray_cluster._require_listener(f"127.0.0.1:{port}")
+
+
+def test_a_node_of_ray_has_whole_accelerators_of_one_kind():
+    resources = {"CPU": 8.0, "GPU": 4.0, "memory": 1e9, "node:10.0.0.6": 1.0}
+    entry = {"NodeID": "n", "NodeManagerAddress": "10.0.0.6", "Resources": resources}
+    assert ClusterNode.from_ray(entry) == ClusterNode("n", "10.0.0.6", 8, 4, "GPU")
+    entry["Resources"] = {"TPU": 4.0}
+    assert ClusterNode.from_ray(entry) == ClusterNode("n", "10.0.0.6", 0, 4, "TPU")
+    entry["Resources"] = {"CPU": 2.0, "GPU": 0.5}
+    assert ClusterNode.from_ray(entry) == ClusterNode("n", "10.0.0.6", 2)
+
+
+@pytest.mark.parametrize(
+    ("node", "share", "engines", "cpus_of_each"),
+    [
+        (ClusterNode("n", "a", 8, 4, "GPU"), EngineShare(), 0, 1),
+        (ClusterNode("n", "a", 8, 4, "GPU"), EngineShare(1), 4, 1),
+        (ClusterNode("n", "a", 8, 4, "GPU"), EngineShare(2), 2, 1),
+        (ClusterNode("n", "a", 8, 4, "GPU"), EngineShare(8), 0, 1),
+        (ClusterNode("n", "a", 0, 4, "TPU"), EngineShare(4), 1, 0),
+        (ClusterNode("n", "a", 1, 1, "GPU"), EngineShare(1), 1, 0),
+        (ClusterNode("n", "a", 2), EngineShare(1), 0, 1),
+        (ClusterNode("n", "a", 2), EngineShare(4, cpu_nodes=1), 1, 1),
+        (ClusterNode("n", "a", 0), EngineShare(1, cpu_nodes=1), 0, 0),
+    ],
+)
+def test_engines_leave_the_worker_of_their_node_a_cpu(node, share, engines, cpus_of_each):
+    assert (share.engines(node), share.cpus(node)) == (engines, cpus_of_each)
+    assert not node.cpus or node.cpus - engines * cpus_of_each >= 1
 
 
 @needs_ray
@@ -88,7 +117,7 @@ def test_of_four_nodes_one_is_killed_and_every_episode_ends_once(cluster, tmp_pa
         with RayCluster(cluster.address) as connection:
             pool = WorkerPool(PoolOptions(connection.host), worker_setup(tmp_path), TOKEN, context)
             async with policy.serving(), pool:
-                starter = asyncio.create_task(connection.keep_workers(connection.host, pool.port, TOKEN))
+                starter = asyncio.create_task(connection.keep_workers(connection.host, pool.port, TOKEN, EngineShare()))
                 await until(lambda: len(pool.workers) == 4, 240)
                 playing = [asyncio.create_task(play(pool, spec)) for spec in specs(EPISODES)]
                 await until(lambda: policy.waiting + len(ended) == EPISODES)
