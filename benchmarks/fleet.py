@@ -14,8 +14,9 @@
     batches     benchmarks.step_batches: batch_s_per_mtoken, seconds from a step's first row to the last of 4 processes
     scaling     1, 2 and 4 engines of scripted speed in processes of their own (fleet_scaling.py): engine_scaling,
                 tokens per second over ideal, the worst of three; learner_idle of each
-    kills       20 kills -9 among a learner, two engines and two workers (fleet_kills.py): kills; lost, batches that
-                differ from those of an undisturbed run or were trained twice; most_again, messages of one episode
+    kills       20 kills -9, while messages are sampled, among a learner, two engines, one of them of two processes, and
+                two workers (fleet_kills.py): kills; met, kills after which a message was sampled again; lost, batches
+                that differ from those of an undisturbed run or were trained twice; most_again, messages of one episode
                 that were sampled again after one kill, at most
 
 A part that is in the file of rows is not measured again. The last line of stdout is one JSON object with scheduler_ms,
@@ -92,7 +93,7 @@ def measure_fleets(small: bool) -> Row:
 def measure_killed(small: bool) -> Row:
     """Returns the row of the part "kills"."""
     with tempfile.TemporaryDirectory() as folder:
-        return measure_kills(Path(folder) / "runs", *((2, 3) if small else (20, 12)))
+        return measure_kills(Path(folder) / "runs", *((4, 4) if small else (20, 12)))
 
 
 PARTS: dict[str, Callable[[bool], Row]] = {

@@ -15,7 +15,9 @@ Watch = Callable[[int, bool, dict[str, Any], int], None]
 
 
 @contextlib.asynccontextmanager
-async def relaying(port: int, to_port: int, watch: Watch) -> AsyncIterator[int]:
+async def relaying(
+    port: int, to_port: int, watch: Watch, on_end: Callable[[int], None] = lambda connection: None
+) -> AsyncIterator[int]:
     """Relays connections at a port of this machine to another one while the block runs; yields the port.
 
     A connection that cannot be made ends at once, and so do both sides of one that breaks.
@@ -23,6 +25,7 @@ async def relaying(port: int, to_port: int, watch: Watch) -> AsyncIterator[int]:
     Args:
       port: where learners connect; 0 takes a free one.
       watch: called before a frame is passed on.
+      on_end: called with the number of a connection that has ended, of which no further frame comes.
     """
     connections: set[asyncio.Task[None]] = set()
     numbers = itertools.count()
@@ -35,7 +38,8 @@ async def relaying(port: int, to_port: int, watch: Watch) -> AsyncIterator[int]:
         try:
             to_reader, to_writer = await asyncio.open_connection("127.0.0.1", to_port)
             others.append(to_writer)
-            of_connection = functools.partial(watch, next(numbers))
+            number = next(numbers)
+            of_connection = functools.partial(watch, number)
             ways = [
                 asyncio.create_task(_pass_on(reader, to_writer, functools.partial(of_connection, True))),
                 asyncio.create_task(_pass_on(to_reader, writer, functools.partial(of_connection, False))),
@@ -46,6 +50,7 @@ async def relaying(port: int, to_port: int, watch: Watch) -> AsyncIterator[int]:
                 for way in ways:
                     way.cancel()
                 await asyncio.gather(*ways, return_exceptions=True)
+                on_end(number)
         except (OSError, asyncio.CancelledError):
             return
         finally:

@@ -1,13 +1,15 @@
 """The benchmark of fleets in small: its parts run on the real wire, and it counts what kills make be sampled again."""
 
 import json
+import random
 import subprocess
 import sys
 
 import pytest
 
 from benchmarks.fleet import CONTRACT, PARTS, main, summarize
-from benchmarks.fleet_kills import MessageLog
+from benchmarks.fleet_kills import PROCESSES, Victims
+from benchmarks.fleet_messages import MessageLog
 
 
 def run_benchmark(rows, *parts):
@@ -67,12 +69,39 @@ def ask(log, engine, seed, branch, start, new_tokens, connection=0, *, opens=Tru
 
 def test_a_message_that_is_asked_for_again_is_counted_after_the_kill_before_it():
     log = MessageLog()
-    ask(log, engine=0, seed=5, branch=0, start=0, new_tokens=10)
-    ask(log, engine=0, seed=5, branch=0, start=12, new_tokens=8, opens=False)
-    ask(log, engine=1, seed=6, branch=0, start=0, new_tokens=20)
-    ask(log, engine=1, seed=0, branch=0, start=0, new_tokens=20, connection=1, prompt_logprobs=True)
+    ask(log, "one", seed=5, branch=0, start=0, new_tokens=10)
+    ask(log, "one", seed=5, branch=0, start=12, new_tokens=8, opens=False)
+    ask(log, "two", seed=6, branch=0, start=0, new_tokens=20)
+    ask(log, "two", seed=0, branch=0, start=0, new_tokens=20, connection=1, prompt_logprobs=True)
     assert len(log.asked) == 3 and not log.again
     log.kills = 1
-    ask(log, engine=1, seed=5, branch=0, start=0, new_tokens=20, connection=2)  # elsewhere, with the whole context
-    ask(log, engine=1, seed=5, branch=1, start=0, new_tokens=20, connection=2)
+    ask(log, "two", seed=5, branch=0, start=0, new_tokens=20, connection=2)  # elsewhere, with the whole context
+    ask(log, "two", seed=5, branch=1, start=0, new_tokens=20, connection=2)
     assert log.again == {(1, 5): 1} and len(log.asked) == 4
+
+
+def test_a_message_is_owed_until_its_answer_its_cancellation_or_the_end_of_the_connection():
+    log = MessageLog()
+    for end in (
+        lambda: log.note("one", 3, False, {"reply": 2, "body": {}}, 10),
+        lambda: log.note("one", 3, True, {"cancel": 2}, 10),
+        lambda: log.note_end("one", 3),
+    ):
+        ask(log, "one", seed=5, branch=0, start=0, new_tokens=10, connection=3)
+        log.note("one", 4, False, {"reply": 2, "body": {}}, 10)  # another connection's
+        log.note_end("two", 3)
+        assert log.owes() and log.owes("one") and not log.owes("two")
+        log.changed.clear()
+        end()
+        assert not log.owes() and log.changed.is_set()
+
+
+def test_a_process_of_an_engine_is_killed_while_that_engine_owes_a_message():
+    log, drawn = MessageLog(), []
+    victims = Victims(random.Random(0), log)
+    ask(log, "engine0", seed=5, branch=0, start=0, new_tokens=10)
+    drawn += [victims.draw() for _ in range(8)]
+    assert set(drawn) == PROCESSES.keys() - {"engine1", "second1"}
+    ask(log, "engine1", seed=6, branch=0, start=0, new_tokens=10)
+    drawn += [victims.draw() for _ in range(4)]
+    assert {name: drawn.count(name) for name in PROCESSES} == dict.fromkeys(PROCESSES, 2), "the others catch up"

@@ -48,8 +48,8 @@ def free_port() -> int:
         return taken.getsockname()[1]
 
 
-def run_two(module: str, *arguments: str) -> tuple[list[int], list[str]]:
-    """Exit codes and outputs of `python -m module ADDRESS PROCESS arguments` as processes 0 and 1."""
+def run_together(module: str, *arguments: str, count: int = 2) -> tuple[list[int], list[str]]:
+    """Exit codes and outputs of `python -m module ADDRESS PROCESS arguments` as processes 0, 1 and so on."""
     address = f"127.0.0.1:{free_port()}"
     env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_XDIST")}
     started = [
@@ -61,7 +61,7 @@ def run_two(module: str, *arguments: str) -> tuple[list[int], list[str]]:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for i in range(2)
+        for i in range(count)
     ]
     outputs = [process.communicate(timeout=600)[0] for process in started]
     return [process.returncode for process in started], outputs
@@ -70,7 +70,7 @@ def run_two(module: str, *arguments: str) -> tuple[list[int], list[str]]:
 @pytest.mark.slow
 def test_two_processes_take_the_same_step_as_one(tmp_path):
     out = tmp_path / "found.npz"
-    codes, outputs = run_two("tests.parallel.training_process", str(out))
+    codes, outputs = run_together("tests.parallel.training_process", str(out))
     assert codes == [0, 0], "\n".join(outputs)[-4000:]
     with np.load(out) as file:
         actual = [file[name] for name in file.files]
@@ -83,7 +83,7 @@ def test_two_processes_take_the_same_step_as_one(tmp_path):
 @pytest.mark.parametrize("failing", ["nobody", pytest.param("0", marks=pytest.mark.slow), "1"])
 def test_processes_join_communicate_and_end_together(failing):
     """If one fails, the other is waiting in a collective."""
-    codes, outputs = run_two("tests.parallel.failing_process", failing)
+    codes, outputs = run_together("tests.parallel.failing_process", failing)
     for i in range(2):
         actual = json.loads(next(line for line in outputs[i].splitlines() if line.startswith("{")))
         assert actual == {

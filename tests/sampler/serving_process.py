@@ -1,7 +1,7 @@
 """One of several processes that have eight devices together and serve together.
 
-python -m tests.sampler.serving_process ADDRESS PROCESS conversations OUT
-    One of two; process 0 writes the conversations to the file OUT.
+python -m tests.sampler.serving_process ADDRESS PROCESS conversations OUT PROCESSES
+    Process 0 writes the conversations on the meshes for so many processes to the file OUT.
 python -m tests.sampler.serving_process ADDRESS PROCESS forever idle|busy PROCESSES
     Serves until it is killed; with `idle`, without a device call.
 """
@@ -27,16 +27,25 @@ MODEL = ModelDef(dataclasses.replace(CONFIG, dispatch="ring", cache_routing=True
 SEEDS = range(300, 309)
 """Of more conversations than the sampler has slots."""
 MESHES = {
-    "experts over both processes": (dict(data=2, expert=4), {}),
-    "an engine in each process, drafts, processed probabilities": (
-        dict(replica=2, expert=2, tensor=2),
-        dict(drafts="prompt_lookup", draft_tokens=2),
-    ),
-    "another mesh than that of the weights": (
-        dict(data=4, expert=2),
-        dict(mesh=MeshConfig(replica=1, expert=2, tensor=2, data=2)),
-    ),
+    2: {
+        "experts over both processes": (dict(data=2, expert=4), {}),
+        "an engine in each process, drafts, processed probabilities": (
+            dict(replica=2, expert=2, tensor=2),
+            dict(drafts="prompt_lookup", draft_tokens=2),
+        ),
+        "another mesh than that of the weights": (
+            dict(data=4, expert=2),
+            dict(mesh=MeshConfig(replica=1, expert=2, tensor=2, data=2)),
+        ),
+    },
+    4: {
+        "two engines of two processes each, another mesh than that of the weights": (
+            dict(data=4, expert=2),
+            dict(mesh=MeshConfig(replica=2, expert=2, tensor=2)),
+        ),
+    },
 }
+"""By the number of processes."""
 
 
 def make_weights(mesh, seed: int):
@@ -84,10 +93,10 @@ async def serve(sampler, weights) -> tuple[list[list[Branch]], Sample, list[Samp
     return conversations, sample, routed
 
 
-def play(first_process: bool) -> dict[str, dict]:
-    """What `serve` returns on every mesh, as plain JSON; nothing in a process that follows."""
+def play(first_process: bool, count: int) -> dict[str, dict]:
+    """What `serve` returns on every mesh for so many processes, as plain JSON; nothing in a process that follows."""
     results = {}
-    for name, (sizes, changes) in MESHES.items():
+    for name, (sizes, changes) in MESHES[count].items():
         sampler, weights = make_sampler(sizes, changes)
         if first_process:
             conversations, sample, routed = asyncio.run(asyncio.wait_for(serve(sampler, weights), 300))
@@ -117,9 +126,9 @@ async def serve_forever(sampler, idle: bool) -> None:
                 print("sampling", flush=True)
 
 
-def run(process: int, task: str, option: str) -> None:
+def run(process: int, task: str, option: str, count: int) -> None:
     if task == "conversations":
-        results = play(process == 0)
+        results = play(process == 0, count)
         if process == 0:
             with open(option, "w") as file:
                 json.dump(results, file)
@@ -131,7 +140,7 @@ def run(process: int, task: str, option: str) -> None:
         sampler.follow()
 
 
-def main(address: str, process: str, task: str, option: str, count: str = "2") -> None:
+def main(address: str, process: str, task: str, option: str, count: str) -> None:
     from composer_jax.parallel import failure, processes
     from launch import hosts
     from launch.exit_codes import exit_reason
@@ -140,7 +149,7 @@ def main(address: str, process: str, task: str, option: str, count: str = "2") -
     processes.join_processes(address, int(count), int(process))
     finish = failure.watch_for_failures("prog")
     try:
-        run(int(process), task, option)
+        run(int(process), task, option, int(count))
         finish()
     except BaseException as error:  # as launch/flags.py does
         hosts.abort(error, "prog", exit_reason(error, "prog", has_workdir=False))

@@ -1,4 +1,4 @@
-"""A sampler on two processes of four devices samples what it samples on one process of eight; they end together."""
+"""A sampler on several processes samples what it samples on one process of eight devices; they end together."""
 
 import contextlib
 import json
@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.parallel.test_processes import free_port, run_two
+from tests.parallel.test_processes import free_port, run_together
 from tests.sampler.serving_process import play
 
 ROOT = Path(__file__).parents[2]
@@ -22,10 +22,12 @@ SECONDS_TO_END = 15
 
 
 @pytest.mark.slow
-def test_two_processes_sample_what_one_samples(tmp_path):
-    codes, outputs = run_two(MODULE, "conversations", str(tmp_path / "out.json"))
-    assert codes == [0, 0], "\n".join(outputs)[-4000:]
-    actual, expected = json.loads((tmp_path / "out.json").read_text()), play(first_process=True)
+@pytest.mark.parametrize("count", [2, 4])
+def test_several_processes_sample_what_one_samples(tmp_path, count):
+    """Of four processes, the first has no device of the second engine, and the last two none of the first."""
+    codes, outputs = run_together(MODULE, "conversations", str(tmp_path / "out.json"), str(count), count=count)
+    assert codes == [0] * count, "\n".join(outputs)[-4000:]
+    actual, expected = json.loads((tmp_path / "out.json").read_text()), play(first_process=True, count=count)
     assert actual.keys() == expected.keys()
     for name, fields in expected.items():
         for field in ("tokens", "likeliest", "routing"):

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx2 as httpx
@@ -33,6 +34,8 @@ from tests.stages.fleet_config import STEPS, get_config
 
 ROOT = Path(__file__).parents[2]
 SIZES = ("--slots=4", "--max_model_len=512", "--return_routed_experts")
+SECONDS_TO_END = 20
+"""Less than JAX needs to notice that a process is gone (100 s)."""
 
 
 @contextlib.contextmanager
@@ -54,12 +57,22 @@ def engine(publish, port, token_file, *options):
         sys.stderr.write("".join(said))
 
 
+@contextlib.contextmanager
+def two_processes(publish, port, token_file, *options):
+    """An engine of two processes, each with its own shards of the weights."""
+    hosts = (f"--coordinator=127.0.0.1:{free_port()}", "--processes=2", *options)
+    with (
+        engine(publish, port, token_file, *hosts, "--process=0") as first,
+        engine(publish, port, token_file, *hosts, "--process=1") as second,
+    ):
+        yield first, second
+
+
 def run_of(folder, engines=(), token="", **changes):
     """Runs RL in a folder; with engines, these sample."""
     config = get_config(f"{folder}.weights")
     if engines:
         config.rl.engines = ",".join(f"127.0.0.1:{port}" for port in engines)
-        config.rl.fleet.patience_s = 300.0
     config.rl.update(changes)
     with Run(config, folder) as run:
         run.services.engine_token = token
@@ -93,12 +106,24 @@ def require_versions(folder):
     assert {int(version) for row in sampled(folder) for version in row.versions[row.trained]} == {0, 1}
 
 
-def wait_for_work(said):
-    """Waits until the engine that says this samples."""
+def url_of(said):
+    """Waits until the engine that says this serves; returns its address."""
     while not (found := re.search(r"listens on (http://\S+)/", "".join(said))):
         time.sleep(0.05)
-    while not httpx.get(f"{found[1]}/stats").json()["running"]:
+    return found[1]
+
+
+def wait_for_work(said):
+    """Waits until the engine that says this samples; returns its address."""
+    url = url_of(said)
+    while not httpx.get(f"{url}/stats", timeout=60).json()["running"]:
         time.sleep(0.01)
+    return url
+
+
+def control(url, command):
+    """Calls the control plane of an engine whose key is "k"."""
+    httpx.post(f"{url}/{command}", headers={"authorization": "Bearer k"}, timeout=60).raise_for_status()
 
 
 @pytest.fixture(scope="module")
@@ -147,6 +172,45 @@ def test_an_engine_that_is_killed_while_it_samples_changes_no_token(tmp_path, lo
     require_equal(folder, local)
     metrics = read_metrics(folder / "metrics" / "rl.jsonl")
     assert metrics[-1]["engines_lost"] == 1 and 0 < metrics[-1]["messages_resampled"] <= 4
+
+
+@pytest.mark.slow
+def test_an_engine_dies_whole_when_its_second_process_is_killed_and_comes_back(tmp_path, local):
+    """Its messages are sampled again elsewhere: on an engine that is then paused until the whole one is back."""
+    token_file, ports, folder = tmp_path / "token", [free_port(), free_port()], tmp_path / "run"
+    token, weights = make_token(token_file), f"{folder}.weights"
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor() as pool:
+        start_both = lambda: stack.enter_context(two_processes(weights, ports[0], token_file, "--tensor=2"))  # noqa: E731
+        (first, said), (second, _) = start_both()
+
+        def kill():
+            """Returns the seconds to the end of the other process, and the address of the engine that is back."""
+            wait_for_work(said)
+            second.kill()
+            before = time.monotonic()
+            assert first.wait(60) == 1
+            seconds = time.monotonic() - before
+            _, said_elsewhere = stack.enter_context(engine(weights, ports[1], token_file, "--control_key=k"))
+            elsewhere = wait_for_work(said_elsewhere)
+            control(elsewhere, "pause?mode=keep")
+            (_, said_again), _ = start_both()
+            back = url_of(said_again)
+            control(elsewhere, "resume")
+            return seconds, back
+
+        killer = pool.submit(kill)
+        run_of(folder, ports, token)
+        seconds, back = killer.result()
+        sampled_tokens = httpx.get(f"{back}/stats", timeout=60).json()["sampled_tokens"]
+    require_equal(folder, local)
+    require_versions(folder)
+    assert seconds < SECONDS_TO_END
+    assert said[-1] == "launch.serve: process 1 ended: it was killed, or its machine is gone\n", said[-3:]
+    assert "Traceback" not in "".join(said)
+    assert sampled_tokens > STEPS, "it is used again, not only by the weight check of each step, which samples a token"
+    metrics = read_metrics(folder / "metrics" / "rl.jsonl")[-1]
+    assert metrics["engines_lost"] == 1 and 0 < metrics["messages_resampled"] <= 4
+    assert metrics["engines_newest"] + metrics["engines_late"] == 2
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ from composer_jax.train.losses import LanguageLoss
 from composer_jax.train.optimizer import OptimizerConfig, make_optimizer
 from composer_jax.train.shard_batch import addressable_rows, micro_batches
 from tests.models.small import random_weights, relative_error
-from tests.parallel.test_processes import run_two
+from tests.parallel.test_processes import run_together
 from tests.train.small_step import CONFIG
 
 S, B, EOD = 32, 4, 2
@@ -84,7 +84,7 @@ def train(folder, steps, mesh):
 
 def train_two(folder, steps, axis):
     """`train` in two processes on a mesh with two devices along an axis. Returns the rows that each read."""
-    codes, outputs = run_two("tests.train.prepared_process", str(folder), str(steps), axis)
+    codes, outputs = run_together("tests.train.prepared_process", str(folder), str(steps), axis)
     assert codes == [0, 0], "\n".join(outputs)[-4000:]
     lines = [(folder / f"rows-{process}.jsonl").read_text().splitlines() for process in range(2)]
     return [np.asarray([json.loads(line) for line in of_one]) for of_one in lines]

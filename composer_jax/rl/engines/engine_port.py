@@ -13,7 +13,7 @@ from absl import logging
 from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.frames import Frame, FrameError
 from composer_jax.rl.engines.description import EngineDescription, EngineStatus
-from composer_jax.rl.workers.channel import Channel
+from composer_jax.rl.workers.channel import Channel, Handler
 from composer_jax.rl.workers.handshake import ENGINES, HandshakeError, accept
 from composer_jax.rl.workers.messages import sample_to_frame
 from composer_jax.rl.workers.served_episode import ServedEpisode
@@ -58,6 +58,8 @@ class EnginePort:
         """listening: a bound socket."""
         self._engine, self._token, self._listening = engine, token, listening
         self._connections: set[asyncio.Task[None]] = set()
+        self._ended = asyncio.Event()
+        """Set when a call has failed because the engine has ended."""
 
     async def run(self) -> None:
         """Serves until it is cancelled, or the engine has ended; all sessions are closed then."""
@@ -66,7 +68,9 @@ class EnginePort:
         try:
             while True:
                 self._engine.status()
-                await asyncio.sleep(STATUS_S)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(STATUS_S):
+                        await self._ended.wait()
         except Exception as error:
             logging.error("The engine has ended and leaves its learners: %s", error)
         finally:
@@ -100,7 +104,7 @@ class EnginePort:
             logging.warning("A learner at %s does not say what it is: %r", peer, error)
             return
         logging.info("The learner %s has connected.", name)
-        desk = _LearnerDesk(self._engine)
+        desk = _LearnerDesk(self._engine, self._ended)
         channel = Channel(reader, writer, desk.handlers, silence_s=silence_s)
         reporting = asyncio.create_task(self._report(channel))
         try:
@@ -126,10 +130,11 @@ class EnginePort:
 class _LearnerDesk:
     """The handlers of one learner's channel, and its sessions."""
 
-    def __init__(self, engine: ServedEngine) -> None:
+    def __init__(self, engine: ServedEngine, ended: asyncio.Event) -> None:
+        """ended: set when a call fails because the engine has ended."""
         self.sessions = ServedEpisode(engine.policy)
-        self._engine = engine
-        self.handlers = {
+        self._engine, self._ended = engine, ended
+        handlers: dict[str, Handler] = {
             "open": self._open,
             "sample": self._sample,
             "close": self._close,
@@ -137,6 +142,32 @@ class _LearnerDesk:
             "look": self._look,
             "reload": self._reload,
         }
+        self.handlers = {method: self._leaving(handler) for method, handler in handlers.items()}
+
+    def _leaving(self, handler: Handler) -> Handler:
+        """Returns a handler that answers nothing if the engine has ended, until the connection is closed.
+
+        A learner whose connection is closed samples elsewhere. With an error in place of an answer it would ask the
+        same engine again, which has the fewest sessions by then, and take further errors for its own.
+        """
+
+        async def handle(body: dict[str, Any], arrays: list[np.ndarray]) -> Frame:
+            try:
+                return await handler(body, arrays)
+            except Exception:
+                if self._has_ended():
+                    self._ended.set()
+                    await asyncio.get_running_loop().create_future()
+                raise
+
+        return handle
+
+    def _has_ended(self) -> bool:
+        try:
+            self._engine.status()
+        except Exception:
+            return True
+        return False
 
     async def _open(self, body: dict[str, Any], arrays: list[np.ndarray]) -> Frame:
         options = {"ahead": True} if body["ahead"] else {}

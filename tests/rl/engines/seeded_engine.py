@@ -29,7 +29,10 @@ class EngineSession(SeededSession):
 
 
 class Engine(SeededPolicy):
-    """One engine. spoil: changes what it answers. pause_after: contexts above it wait for `gate`."""
+    """One engine. spoil: changes what it answers. pause_after: contexts above it wait for `gate`.
+
+    `end` ends it as the death of one of its processes does, while the process with the port goes on.
+    """
 
     def __init__(self, slots=8, version=0, **options):
         super().__init__(**options)
@@ -44,10 +47,17 @@ class Engine(SeededPolicy):
         self.newest, self.newest_run = version, "this run"
         self.spoil: Callable[[Sample], Sample] = lambda sample: sample
         self.error: Exception | None = None
+        self.has_ended = False
         self.description = EngineDescription("e", "network", "tokenizer", (3,), 4096, slots, slots, False, "folder")
         self.port = 0
 
+    def end(self, error):
+        self.has_ended, self.error = True, error
+        self.gate.set()
+
     async def open(self, seed, *, ahead=False):
+        if self.has_ended:
+            raise self.error
         await super().open(seed)
         return EngineSession(self, seed)
 
@@ -55,6 +65,8 @@ class Engine(SeededPolicy):
         self.resets += 1
 
     def status(self):
+        if self.has_ended:
+            raise self.error
         return EngineStatus(self.version, checksums_of(self.version, self.run), self.progress, self.paused)
 
     async def look(self):

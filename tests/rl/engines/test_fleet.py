@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from composer_jax.data.chat.sampling_params import SamplingParams
-from composer_jax.errors import UserError
-from composer_jax.rl.engines import connection, router
+from composer_jax.errors import OtherProcessError, UserError
+from composer_jax.rl.engines import connection, engine_port, router
 from composer_jax.rl.engines.config import FleetConfig
 from composer_jax.rl.workers.channel import RemoteError
 from composer_jax.sampler.policy import PromptLogprobs
@@ -96,6 +96,20 @@ async def test_an_engine_that_dies_costs_each_episode_the_message_that_was_sampl
                 lost.gate.set()
                 await until(lambda: fleet.metrics()["engines_newest"] == 2)
                 assert [await play(fleet, seed) for seed in (0, 1)] == expected[:2]
+
+
+async def test_an_engine_that_has_ended_leaves_its_learners_in_place_of_an_error(monkeypatch):
+    """Its messages are sampled elsewhere, and none meets it again before it looks whether it has ended."""
+    monkeypatch.setattr(engine_port, "STATUS_S", 1000.0)
+    seeds, ending, other = range(8), Engine(slots=64, pause_after=30), Engine(slots=8)
+    expected = await local(seeds)
+    async with engines(ending, other) as ports, (fleet := new_fleet(ports)).serving():
+        await until(lambda: fleet.metrics()["engines_newest"] == 2)
+        playing = [asyncio.create_task(play(fleet, seed)) for seed in seeds]
+        await until(lambda: ending.waiting == 7)
+        ending.end(OtherProcessError("process 1 ended: it was killed, or its machine is gone"))
+        assert await asyncio.gather(*playing) == expected
+        assert fleet.resampled == 7 and fleet.metrics()["engines_lost"] == 1 and ending.open_sessions == 0
 
 
 async def test_an_engine_that_stalls_in_a_message_is_lost_though_it_sends_heartbeats():
