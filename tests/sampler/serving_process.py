@@ -31,7 +31,7 @@ MESHES = {
         "experts over both processes": (dict(data=2, expert=4), {}),
         "an engine in each process, drafts, processed probabilities": (
             dict(replica=2, expert=2, tensor=2),
-            dict(drafts="prompt_lookup", draft_tokens=2),
+            dict(drafts="prompt_lookup", draft_tokens=2, page_size=4),
         ),
         "another mesh than that of the weights": (
             dict(data=4, expert=2),
@@ -93,14 +93,29 @@ async def serve(sampler, weights) -> tuple[list[list[Branch]], Sample, list[Samp
     return conversations, sample, routed
 
 
+async def serve_again(sampler) -> list[Sample]:
+    """Samples of the last engine, one after another, each in the pages of the one before."""
+    samples = []
+    async with sampler.serving():
+        for seed in range(6):
+            sampler.reset_prefix_cache()
+            samples.append(await sampler.engines[-1].submit(Request(tuple(range(1, 18)), SamplingParams(20), seed)))
+    return samples
+
+
 def play(first_process: bool, count: int) -> dict[str, dict]:
-    """What `serve` returns on every mesh for so many processes, as plain JSON; nothing in a process that follows."""
+    """What `serve` returns on every mesh for so many processes, and `serve_again` before and after a release, as plain
+    JSON; nothing in a process that follows."""
     results = {}
     for name, (sizes, changes) in MESHES[count].items():
         sampler, weights = make_sampler(sizes, changes)
         if first_process:
             conversations, sample, routed = asyncio.run(asyncio.wait_for(serve(sampler, weights), 300))
-            branches = [branch for conversation in conversations for branch in conversation]
+            again = asyncio.run(asyncio.wait_for(serve_again(sampler), 300))
+            sampler.release()
+            sampler.update(*weights, version=5)
+            again += asyncio.run(asyncio.wait_for(serve_again(sampler), 300))
+            branches = [*(branch for conversation in conversations for branch in conversation), *again]
             results[name] = {
                 "tokens": [branch.tokens for branch in branches] + [sample.tokens],
                 "logprobs": [branch.logprobs for branch in branches] + [sample.logprobs],
@@ -112,6 +127,10 @@ def play(first_process: bool, count: int) -> dict[str, dict]:
         else:
             sampler.follow(lambda version, weights=weights: {4: weights}[version])
             assert sampler.version == 4
+            sampler.follow()
+            sampler.release()
+            sampler.update(*weights, version=5)
+            sampler.follow()
     return results
 
 
