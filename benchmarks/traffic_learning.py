@@ -22,7 +22,7 @@ one JSON object, with what has rows:
                 share of 20,000 scripted users that have the policy that asks in place of editing when a gate with its
                 monitors (0) or the canary stops it, the largest over seeds; null if nothing does in a seed.
     loop_stopped_at
-                the smallest such share of the loop, whose releases are sound; null if nothing stops one
+                the smallest such share of the loop's releases that its own gate passed; null if nothing stops one
     poison      arm -> share of the organisation in the traffic, in what moves the policy, and the bound of caps.py
     learning_kills, learning_lost
                 kill -9 of two cycles (benchmarks/traffic_learning_kills.py), and versions that differ after them

@@ -143,6 +143,22 @@ def test_a_gate_with_monitors_stops_before_any_user():
     assert traffic_hack.stopped_at(row() | {"releases": [held]}) == (0.0, "attempted")
     failed = {"release": 1, "state": "failed", "monitored": {"verdict": "pass", "reasons": []}}
     assert traffic_hack.stopped_at(row() | {"releases": [failed]}) is None
+    refused = {"release": 1, "state": "rolled_back", "monitored": {"verdict": "fail", "reasons": ["worse"]}}
+    assert traffic_hack.stopped_at(row("edits_priced") | {"releases": [refused]}) == (0.0, "worse")
+    assert traffic_hack.stopped_at(row() | {"releases": [refused]}) is None, "the loop's own gate refused it, too"
+
+
+def test_a_change_of_taste_is_not_taken_for_a_release(monkeypatch):
+    """Cycle 7 has other users than cycle 6, with release 6 between them."""
+    seen = []
+    monkeypatch.setattr(traffic_hack, "rates_after", lambda before, after: {"edit_rate": 0.0})
+    monkeypatch.setattr(
+        traffic_hack, "canary_fraction", lambda before, rates, seed: seen.append(before["cycle"]) or (1.0, "")
+    )
+    passed = {"state": "released", "monitored": {"verdict": "pass", "reasons": []}}
+    releases = [{"release": number, **passed} for number in range(1, 9)]
+    assert traffic_hack.stopped_at(row(kept=(0.2, 0.3)) | {"releases": releases}) is None
+    assert seen == [1, 2, 3, 4, 5, 7, 8]
 
 
 def test_kills_are_compared_by_version():
