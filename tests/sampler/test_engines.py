@@ -238,8 +238,12 @@ def test_a_cancelled_request_frees_its_engine(endless):
 def test_new_weights_reach_both_engines_at_one_time(endless, weights, other, mode):
     async def main():
         sessions = [await endless.open(seed) for seed in range(4)]
-        long, short = SamplingParams(TOKENS), SamplingParams(TOKENS // 2)
+        long, short = SamplingParams(TOKENS), SamplingParams(TOKENS - 8)
+        await endless.pause()
         running = [asyncio.create_task(s.sample(PROMPT, p)) for s, p in zip(sessions[:2], (long, short), strict=True)]
+        while endless.stats.waiting < 2:
+            await asyncio.sleep(0)
+        endless.resume()  # both begin at the same time
         while min(engine.decoded_tokens - n for engine, n in zip(endless.engines, before, strict=True)) < 5:
             await asyncio.sleep(0)
         update = asyncio.create_task(endless.update_serving(*other, version=4, mode=mode))

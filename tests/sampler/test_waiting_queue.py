@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composer_jax.data.chat.sampling_params import SamplingParams
-from composer_jax.sampler.device_calls import DeviceCalls
+from composer_jax.sampler.device_calls import BusyTime, DeviceCalls
 from composer_jax.sampler.request import Request, RequestHandle
 from composer_jax.sampler.request_table import RequestTable
 from composer_jax.sampler.scheduler import Scheduler
@@ -163,7 +163,7 @@ def test_a_round_takes_as_long_with_ten_thousand_sessions_as_with_two_hundred():
 
 def test_a_round_does_not_look_at_the_requests_that_wait():
     async def lines(waiting):
-        table = RequestTable(Scheduler(LIMITS), runner=Mock(), calls=DeviceCalls(1))
+        table = RequestTable(Scheduler(LIMITS), runner=Mock(), calls=DeviceCalls(1, BusyTime()))
         futures = [asyncio.get_running_loop().create_future() for _ in range(waiting)]
         for future in futures:
             table.add(RequestHandle(Request([1], SamplingParams(1)), 1, (), None, future))
@@ -183,7 +183,7 @@ def test_the_pages_of_a_request_that_was_cancelled_are_free_before_the_next_call
     """Even if the event loop has not yet reported the end of its future."""
 
     async def main():
-        table = RequestTable(Scheduler(LIMITS), runner=Mock(), calls=DeviceCalls(1))
+        table = RequestTable(Scheduler(LIMITS), runner=Mock(), calls=DeviceCalls(1, BusyTime()))
         handle = RequestHandle(Request([1], SamplingParams(1)), 1, (), None, asyncio.get_running_loop().create_future())
         table.add(handle)
         handle.cancel()
