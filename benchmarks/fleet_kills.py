@@ -123,7 +123,7 @@ class FleetOfProcesses:
     async def replace(self, name: str) -> float:
         """Kills a process and starts it again; returns the seconds in which the other process of its engine ended.
 
-        0 where there is no such process. Ends the program if it does not end, or does not say why.
+        For an engine of one process it is 0. Ends the program if the other one goes on, or does not say why it ended.
         """
         partner, seconds = PARTNERS.get(name), 0.0
         output = self.folder / f"{partner}.log"

@@ -120,18 +120,20 @@ def _monitors(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def complete(rows: list[Row], run: ArmRun, file: Path) -> None:
-    """Adds the row of a run if it is missing, and writes the file."""
+    """Adds the row of a run, or what stops its releases, if that is missing, and writes the file."""
     key = (run.population, run.seed, run.name)
-    if any((row.get("population"), row.get("seed"), row.get("arm")) == key for row in rows):
+    row = next((row for row in rows if (row.get("population"), row.get("seed"), row.get("arm")) == key), None)
+    if row is not None and (run.name not in HACKS or "stopped_at" in row):
         return
     print(f"traffic_learning: {run.name} of {run.population}, seed {run.seed}", file=sys.stderr, flush=True)
-    row = measure(run)
+    if row is None:
+        row = measure(run)
+        rows.append(row)
     if run.name in HACKS:
         row["stopped_at"] = stopped_at(row)
     if run.name in POISON:
         rules = run.config().traffic.batch
         row |= {"advantage_limit": rules.advantage_limit, "cap_organisation": rules.cap_organisation}
-    rows.append(row)
     write_rows(file, rows)
 
 

@@ -2,10 +2,8 @@
 
 import gc
 
-PYTHONS = 700, 10, 10
-"""Of gc.set_threshold in Python 3.11 and 3.12."""
 THRESHOLDS = 50_000, 10, 10
-"""Those of this project's processes.
+"""Of gc.set_threshold in this project's processes.
 
 A process that samples has millions of objects, a few for every page of every cached context. They are freed without the
 collector, which with Python's thresholds looks at them so often that it takes a third of the host's time of a device
@@ -15,5 +13,5 @@ large arrays breaks its circles.
 
 
 def collect_rarely() -> None:
-    """Makes this process look for circles after 50,000 new objects instead of 700."""
+    """Makes this process look for circles after 50,000 new objects; Python's default is 700 or 2,000."""
     gc.set_threshold(*THRESHOLDS)

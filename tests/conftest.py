@@ -1,7 +1,6 @@
 """Set-up of all tests: JAX on eight fake CPU devices, thread pools, and markers that skip."""
 
 import collections
-import gc
 import importlib.metadata
 import importlib.util
 import os
@@ -9,12 +8,12 @@ import signal
 import uuid
 from pathlib import Path
 
+from launch.garbage import collect_rarely
+
 # A process started in the background of a shell ignores SIGINT and so do its children; tests of Ctrl-C need it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Rare garbage collection: 93 s of processor time instead of 100 for tests/models and tests/sampler/test_engine.py, and
-# 2 % more memory.
-gc.set_threshold(100_000, 20, 10)
+collect_rarely()  # as entry points do; it takes less time of the processor
 
 WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 

@@ -32,10 +32,10 @@ DECODE_ROW_BYTES = 24
 TABLE_ENTRY_BYTES = 12
 CALL_HEADER_BYTES = 512
 """Of the commands of a device call, at most."""
-MESSAGE_S = 0.0010
+MESSAGE_S = 0.00054
 """Seconds of the learner's process 0 for a message without routes: the tasks of its group, the journal, the router,
 checks and channels."""
-MESSAGE_RATE = 0.47e9
+MESSAGE_RATE = 0.39e9
 """Bytes of routes per second that it receives, checks, unpacks and writes into the journal."""
 
 

@@ -47,7 +47,7 @@ def _axes(sampler: SamplerConfig) -> dict[str, int]:
         if size == -1 and axis != "replica" or size > 1 and axis in ("replica", "context"):
             allowed = "1" if axis in ("replica", "context") else "a number of devices"
             raise UserError(
-                f"sampler.mesh.{axis}={size} is no size of one engine of rl.engines='ray', whose mesh has "
+                f"sampler.mesh.{axis}={size} cannot be the size of an engine of rl.engines='ray', whose mesh has "
                 f"the axes data, expert and tensor; use {allowed}."
             )
     return {axis: size for axis, size in sizes.items() if size > 1}

@@ -2,6 +2,8 @@
 
 import asyncio
 import dataclasses
+import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from composer_jax.scale.message_costs import (
     REQUEST_HEADER_BYTES,
     STATUS_BYTES,
     message_route_bytes,
+    message_seconds,
     reply_bytes,
     request_bytes,
 )
@@ -85,3 +88,11 @@ def test_a_message_has_the_bytes_of_its_new_tokens(monkeypatch, prompt, observed
         assert formula - header < sizes[name][1] <= formula, name
     assert sizes["sample"][0] - sizes["sample"][1] == pytest.approx(4 * (prompt - observed), abs=20)
     assert max(sizes["status"]) <= STATUS_BYTES
+
+
+def test_the_seconds_of_a_message_are_those_of_the_row_that_was_measured():
+    """1,024 sessions without routes, and routes of K2.5's size: of 875 tokens in the mean, 60 layers, 8 experts."""
+    rows = json.loads(Path("docs/data/fleet.json").read_text())
+    (row,) = (row for row in rows if row["part"] == "router")
+    assert message_seconds(0) == pytest.approx(row["router_ms"] / 1000, rel=0.05)
+    assert message_seconds(875 * 60 * 8 * 2) == pytest.approx(row["with_routes_ms"] / 1000, rel=0.05)

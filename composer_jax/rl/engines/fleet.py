@@ -106,7 +106,7 @@ class FleetPolicy:
             if self._writing is not None:
                 await self._writing
         finally:
-            tasks += self._running.values()  # together: places may end their engines, which is no loss now
+            tasks += self._running.values()  # together, so that engines which their places end now do not count as lost
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

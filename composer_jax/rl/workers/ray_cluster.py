@@ -1,4 +1,4 @@
-"""RayCluster: the nodes of a Ray cluster. It starts one rollout worker on each, and actors for who asks.
+"""RayCluster: the nodes of a Ray cluster. It starts one rollout worker on each, and further actors on demand.
 
 Episodes travel as with every other worker.
 """
@@ -57,7 +57,7 @@ class EngineShare:
     """What engines that Ray places take of the nodes (rl/engines/ray_engines.py); workers leave it to them."""
 
     devices: int = 0
-    """Accelerators of one engine; 0: there are no such engines."""
+    """Accelerators of one engine; with 0 Ray places none."""
     cpu_nodes: int = 0
     """Nodes without accelerators that get an engine, too."""
 
