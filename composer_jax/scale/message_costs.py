@@ -7,13 +7,18 @@
                                   process of the engine
     status                      = STATUS_BYTES a second, engine and learner
     seconds of the learner      = messages * MESSAGE_S + bytes / MESSAGE_RATE
+    seconds between two calls   = CALL_S * engines of one process, at least: they share its Python
+    a shard's part of a patch   = changed * (2 + bytes of a weight) + 8 * gaps of 65,535 weights and more, and 0.4 %
 
 L expert layers and k experts a token. Neither the chips nor the length of the context is in a message. Headers are
 upper bounds; tests count all bytes at two sizes. The seconds are those of one core of this project's measurement
-(python -m benchmarks.fleet, part "router", without and with routes).
+(python -m benchmarks.fleet, parts "router", without and with routes, and "scheduler").
 """
 
 import dataclasses
+
+import numpy as np
+from numpy.typing import ArrayLike
 
 from composer_jax.models.config import ModelConfig
 from composer_jax.sampler.route_read import route_dtype
@@ -37,6 +42,10 @@ MESSAGE_S = 0.00054
 checks and channels."""
 MESSAGE_RATE = 0.39e9
 """Bytes of routes per second that it receives, checks, unpacks and writes into the journal."""
+CALL_S = 0.003
+"""Seconds of an engine's host for a device call: 128 requests on 16 shards."""
+PATCH_HEADER_BYTES = 128
+"""Of one shard in a patch, at most: counts, and what zstandard adds to bytes that it cannot shorten."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,3 +99,31 @@ def decode_call_bytes(rows: int, changes: int) -> int:
       changes: entries of the writes of page tables before it, padding included (sampler/page_tables.py).
     """
     return DECODE_ROW_BYTES * rows + TABLE_ENTRY_BYTES * changes + CALL_HEADER_BYTES
+
+
+def engine_call_seconds(device_s: ArrayLike, engines: int = 1, call_s: float = CALL_S) -> np.ndarray:
+    """Returns the seconds from one device call of an engine to its next.
+
+    The host works on the next call while the devices compute one, so it costs nothing until the engines of one process
+    together need longer.
+
+    Args:
+      device_s: seconds of the devices for a call, of any shape.
+      engines: that share one Python process.
+      call_s: seconds of the host for one call of one engine.
+    """
+    return np.maximum(device_s, engines * call_s)
+
+
+def patch_bytes(changed: int, size: int, itemsize: int = 2) -> float:
+    """Returns the bytes of one shard in a patch, at most (checkpoint/weight_patch.py).
+
+    What zstandard shortens, the high bytes of places and of values, is not counted.
+
+    Args:
+      changed: weights whose bits differ from the version before.
+      size: weights of the shard.
+      itemsize: bytes of a weight as it is published.
+    """
+    long_gaps = min(changed, size // 65_535)
+    return (changed * (2 + itemsize) + 8 * long_gaps) * (1 + 1 / 256) + PATCH_HEADER_BYTES

@@ -9,12 +9,14 @@ from hypothesis import strategies as st
 from composer_jax.checkpoint import weight_patch
 from composer_jax.checkpoint.weight_patch import (
     BadPatch,
+    ElementChanges,
     apply_changes,
     as_bits,
     decode_changes,
     encode_changes,
     find_changes,
 )
+from composer_jax.scale.message_costs import patch_bytes
 
 BFLOAT16 = np.dtype(jnp.bfloat16)
 DTYPES = (BFLOAT16, np.dtype(np.float32), np.dtype(np.int8))
@@ -63,6 +65,19 @@ def test_one_weight_in_a_hundred_takes_a_hundredth_of_the_bytes():
     as_bits(after)[places] += 1
     data = encode_changes(find_changes(before, after))
     assert before.nbytes / len(data) > 60 and len(data) < 3 * len(places)
+
+
+@pytest.mark.parametrize(
+    ("changed", "size", "least"),
+    [(20_000, 2_000_000, 0.7), (200_000, 20_000_000, 0.7), (20_000, 400_000_000, 0.6), (9000, 10**10, 0.4), (0, 9, 0)],
+)
+def test_a_patch_has_the_bytes_of_its_changes(changed, size, least):
+    """Values of random bits, which zstandard cannot shorten; places near each other and beyond 16 bits."""
+    rng = np.random.default_rng(0)
+    places = np.unique(rng.integers(0, size, changed))
+    changes = ElementChanges(places, rng.integers(0, 1 << 16, len(places), np.uint16))
+    bound = patch_bytes(len(places), size)
+    assert least * bound < len(encode_changes(changes)) <= bound
 
 
 def test_damaged_bytes_are_refused():

@@ -14,6 +14,7 @@ from composer_jax.models.presets import PRESETS
 from composer_jax.rl.workers import channel
 from composer_jax.sampler.policy import Sample
 from composer_jax.scale.message_costs import (
+    CALL_S,
     REPLY_HEADER_BYTES,
     REQUEST_HEADER_BYTES,
     STATUS_BYTES,
@@ -90,9 +91,10 @@ def test_a_message_has_the_bytes_of_its_new_tokens(monkeypatch, prompt, observed
     assert max(sizes["status"]) <= STATUS_BYTES
 
 
-def test_the_seconds_of_a_message_are_those_of_the_row_that_was_measured():
+def test_the_seconds_of_messages_and_calls_are_those_of_the_rows_that_were_measured():
     """1,024 sessions without routes, and routes of K2.5's size: of 875 tokens in the mean, 60 layers, 8 experts."""
-    rows = json.loads(Path("docs/data/fleet.json").read_text())
-    (row,) = (row for row in rows if row["part"] == "router")
+    rows = {row["part"]: row for row in json.loads(Path("docs/data/fleet.json").read_text())}
+    assert pytest.approx(rows["scheduler"]["scheduler_ms"] / 1000, rel=0.05) == CALL_S
+    row = rows["router"]
     assert message_seconds(0) == pytest.approx(row["router_ms"] / 1000, rel=0.05)
     assert message_seconds(875 * 60 * 8 * 2) == pytest.approx(row["with_routes_ms"] / 1000, rel=0.05)

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Literal, get_args
 
 from composer_jax.errors import UserError
-from composer_jax.scale.message_costs import MESSAGE_RATE, MESSAGE_S
+from composer_jax.scale.message_costs import CALL_S, MESSAGE_RATE, MESSAGE_S
 from composer_jax.scale.step_bytes import RECEIVE_RATE, SEND_RATE
 
 Tail = Literal["lognormal", "pareto"]
@@ -92,9 +92,10 @@ class Assumptions:
     --parts=router)."""
     message_bytes_per_s: float = MESSAGE_RATE
     """Bytes per second in which process 0 takes in the answers of engines. Measured here (the same)."""
-    call_s: float = 0.002
+    call_s: float = CALL_S
     """Seconds of an engine's host for a call of sampler.decode_steps tokens, which the devices hide as long as they
-    take longer. Assumed."""
+    take longer. Engines of one process (rl.engines=local) take turns. Measured here (python -m benchmarks.fleet
+    --parts=scheduler)."""
     batch_send_bytes_per_s: float = SEND_RATE
     """Bytes of batches that the learner's process 0 makes and sends in a second. Measured here (python -m
     benchmarks.step_batches)."""

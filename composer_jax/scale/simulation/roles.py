@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from composer_jax.errors import UserError
-from composer_jax.scale.message_costs import message_seconds, reply_bytes, request_bytes
+from composer_jax.scale.message_costs import engine_call_seconds, message_seconds, reply_bytes, request_bytes
 from composer_jax.scale.simulation.assumptions import Assumptions
 from composer_jax.scale.step_bytes import batch_seconds
 
@@ -119,6 +119,8 @@ def make_roles(
     prefilled_per_sampled: float,
     sessions: int,
     sizes: TokenBytes,
+    *,
+    one_process: bool = False,
 ) -> Roles:
     """Returns the roles of a fleet.
 
@@ -132,6 +134,7 @@ def make_roles(
     Args:
       prefilled_per_sampled: tokens that are prefilled for each that is sampled.
       sessions: that the cache of one replica holds, at least as many as it has slots.
+      one_process: whether all engines have their schedulers in one Python process, as those of rl.engines=local do.
 
     Raises:
       UserError: no chip for the learner, no whole replica for rollout, or no sandbox.
@@ -147,7 +150,8 @@ def make_roles(
     conversations = np.arange(1, replicas * sessions + 1) / replicas
     decoding = np.clip(conversations, 1, held[-1])
     step_s = np.interp(decoding, held, seconds) + decoding * prefilled_per_sampled * speeds.prefill_s
-    step_s = np.maximum(step_s, assumed.call_s / sizes.call_tokens)
+    sharing = replicas if one_process else 1
+    step_s = engine_call_seconds(step_s * sizes.call_tokens, sharing, assumed.call_s) / sizes.call_tokens
     step_s = step_s * np.maximum(conversations / held[-1], 1)  # of more than there are slots, each has a share
     learner_hosts = fleet.learner_chips / assumed.chips_per_host
     replica_hosts = speeds.replica_chips / assumed.chips_per_host

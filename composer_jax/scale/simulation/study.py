@@ -74,7 +74,15 @@ class Study:
             seed=self.seed,
         )
         sessions = self.sessions(workload.longest_context)
-        roles = make_roles(fleet, self.speeds, assumed, workload.prefilled_per_sampled, sessions, self.sizes)
+        roles = make_roles(
+            fleet,
+            self.speeds,
+            assumed,
+            workload.prefilled_per_sampled,
+            sessions,
+            self.sizes,
+            one_process=rl.samples_here,
+        )
         limit = self.config.agent.episode_seconds
         simulation = Simulation(rl, roles, workload, episode_seconds=limit, parts=self.parts)
         return simulation.run(self.hours * HOUR_S, warm_up_s=self.warm_up_hours * HOUR_S, on_hour=on_hour)

@@ -33,6 +33,8 @@ from tests.scale.simulation.test_simulation import ConstantWorkload
 SPEEDS = Speeds(100.0, 4, ((8, 0.02), (16, 0.03)), prefill_s=1e-4, weight_bytes=4e9, mean_context=1000)
 SIZES = TokenBytes(route=0, batch=0, batch_tokens=0, call_tokens=8)
 KIMI = TokenBytes(route=960, batch=992, batch_tokens=16_777_216, call_tokens=8)
+ENGINES = {"engines": ("10.0.0.6:9000",), "publish": "weights"}
+"""Fields of RLConfig: engines that share no process."""
 QUIET = Assumptions(lost_fraction=0.0, hung_fraction=0.0, grade_s=0.0, command_s=0.0, tool_spread=0.0)
 
 
@@ -113,6 +115,27 @@ def test_messages_calls_and_batches_take_the_seconds_of_their_bytes():
     assert make_roles(Fleet(4, 4, 50), SPEEDS, assumed, 0.0, 16, KIMI).learn_s == 0, "one host has all of its batch"
     busy = make_roles(Fleet(4, 4, 50), SPEEDS, dataclasses.replace(assumed, call_s=0.8), 0.0, 16, KIMI)
     assert busy.rates[1] == pytest.approx(8 / 0.8), "an engine waits for a host that takes longer than its devices"
+
+
+@pytest.mark.parametrize("engines", [2, 20])
+def test_engines_of_one_process_wait_where_their_calls_together_take_its_python_longer_than_the_devices(engines):
+    """A call of 8 tokens takes the devices 0.16 s for up to 8 conversations and 0.24 s for 16; the host 0.02 s."""
+    assumed, fleet = dataclasses.replace(QUIET, call_s=0.02), Fleet(4, 4 * engines, 50)
+    apart = make_roles(fleet, SPEEDS, assumed, 0.0, 16, SIZES)
+    together = make_roles(fleet, SPEEDS, assumed, 0.0, 16, SIZES, one_process=True)
+    for rate, each in zip(together.rates[1:], apart.rates[1:], strict=True):
+        assert 8 / rate == pytest.approx(max(8 / each, 0.02 * engines))
+    assert (together == apart) == (engines * 0.02 < 0.16)
+
+
+def test_a_study_knows_whether_its_engines_share_a_process():
+    """Ten engines whose hosts take 0.4 s for a call."""
+    steps = []
+    for engines in ({}, ENGINES):
+        study = small_study(**engines)
+        slow = dataclasses.replace(study, assumed=dataclasses.replace(study.assumed, call_s=0.4))
+        steps.append(slow.simulate(Fleet(1000, 40, 200)).steps_per_day)
+    assert steps[0] < 0.3 * steps[1]
 
 
 def test_sizes_follow_from_the_network_and_from_what_is_replayed():
@@ -247,7 +270,7 @@ def test_arguments_are_checked_before_libtpu_is_needed(changes, sentence, monkey
     ids=str,
 )
 def test_what_to_buy_is_what_there_is_too_little_of(fleet, bought):
-    study = small_study()
+    study = small_study(**ENGINES)
     outcome = study.simulate(fleet)
     gains = study.gains(fleet, outcome)
     assert len(gains) == VARIANTS and max(gains, key=lambda name: gains[name]) == bought and gains[bought] > 0.15
