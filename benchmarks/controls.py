@@ -57,6 +57,9 @@ MEASURES = ("pass_at_1", "pass_given_attempt", "calls_per_turn", "tokens_per_sum
 class Seed:
     """The runs of one seed, in a folder of their own; each is made when it is first needed."""
 
+    rft: Fields = RFT
+    """What rejection-sampling fine-tuning changes in RL."""
+
     def __init__(self, folder: Path, size: str, seed: int, base: Path | None = None):
         """base: holds the run whose policy before RL is that of the seed, as base/seedN/sft; None trains one."""
         self.folder, self.size, self.seed, self.is_trained_here = folder / f"seed{seed}", size, seed, base is None
@@ -119,8 +122,8 @@ class Seed:
         records, workdir = self.folder / "records", self.folder / control
         if not (workdir / "stages" / "rl.json").exists():
             run_entry("launch.replay", "rollout", f"--workdir={reference}", f"--policy={base}", f"--out={records}")
-            self.run(control, "train", f"--records={records}", entry="launch.replay", base=base, **RL, **RFT)
-        return self.run(control, base=base, **RL, **RFT)
+            self.run(control, "train", f"--records={records}", entry="launch.replay", base=base, **RL, **self.rft)
+        return self.run(control, base=base, **RL, **self.rft)
 
     def run(self, control: str, *arguments: str, **fields: Any) -> Path:
         """Runs or continues an entry point in the folder of a control (run_pipeline), and returns the folder."""

@@ -95,7 +95,7 @@ def measure_fleets(small: bool) -> Row:
 def measure_killed(small: bool) -> Row:
     """Returns the row of the part "kills"."""
     with tempfile.TemporaryDirectory() as folder:
-        return measure_kills(Path(folder) / "runs", *((4, 4) if small else (20, 12)))
+        return measure_kills(Path(folder) / "runs", *((4, 4) if small else (20, 24)))
 
 
 PARTS: dict[str, Callable[[bool], Row]] = {

@@ -19,7 +19,7 @@ import socket
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,8 @@ PROCESSES |= {"worker0": "worker", "worker1": "worker"}
 MESSAGE_TOKENS = 96
 """Most tokens of a message: enough device calls for a kill to meet one in the middle."""
 POLL_S = 0.05
+DUE = 0.6
+"""Part of the messages after which the last kill is due: each comes later than it is due, and the run has to last."""
 LONGEST_DELAY_S = 2.0
 """Seconds after the progress at which a kill is due, at most: a step of the learner is shorter."""
 LONGEST_END_S = 60.0
@@ -195,10 +197,10 @@ async def _measure(folder: Path, kills: int, steps: int, seed: int) -> dict[str,
     async with whole.running():
         await whole.wait_for(lambda: False)
     rng, log, total = random.Random(seed), killed.log, len(whole.log.asked)
-    victims, by_kind, seconds = Victims(rng, log), Counter[str](), []
+    victims, kinds, seconds = Victims(rng, log), [], []
     async with killed.running():
         for number in range(kills):
-            due = max(1, (number * total) // kills)
+            due = max(1, round(DUE * number / kills * total))
             if not await killed.wait_for(lambda due=due: len(log.asked) >= due):
                 break
             await asyncio.sleep(rng.uniform(0, LONGEST_DELAY_S))
@@ -206,18 +208,21 @@ async def _measure(folder: Path, kills: int, steps: int, seed: int) -> dict[str,
                 break
             name = victims.draw()
             log.kills += 1
-            by_kind[PROCESSES[name]] += 1
+            kinds.append(PROCESSES[name])
             seconds.append(await killed.replace(name))
         await killed.wait_for(lambda: False)
-    result = {"kills": by_kind.total(), "killed": dict(by_kind), "longest_end_s": round(max(seconds, default=0), 1)}
-    return result | compare(whole, killed)
+    result = {"kills": len(kinds), "killed": Counter(kinds), "longest_end_s": round(max(seconds, default=0), 1)}
+    return result | compare(whole, killed, kinds)
 
 
-def compare(whole: FleetOfProcesses, killed: FleetOfProcesses) -> dict[str, Any]:
+def compare(whole: FleetOfProcesses, killed: FleetOfProcesses, kinds: Sequence[str]) -> dict[str, Any]:
     """Returns what differs between a run and one that was killed.
 
     lost: batches of the run that are missing or other ones, and groups that two batches have. sampled_again: messages;
-    met: kills after which there were any; most_again: of one episode after one kill.
+    met: kills after which there were any; most_again: of one episode after one kill, by the kind of that kill.
+
+    Args:
+      kinds: of the processes that were killed, in order.
     """
     batches, others = (_batches(one.run) for one in (whole, killed))
     groups = Counter(group for batch in others for group in batch["groups"])
@@ -233,7 +238,10 @@ def compare(whole: FleetOfProcesses, killed: FleetOfProcesses) -> dict[str, Any]
         "other_messages": missing,
         "met": len({kill for kill, _ in again}),
         "sampled_again": again.total(),
-        "most_again": max(again.values(), default=0),
+        "most_again": {
+            kind: max((n for (kill, _), n in again.items() if kinds[kill - 1] == kind), default=0)
+            for kind in dict.fromkeys(kinds)
+        },
     }
 
 
@@ -249,7 +257,7 @@ def _weight_differences(one: Path, other: Path) -> list[float]:
     ]
 
 
-def measure_kills(folder: Path, kills: int = 20, steps: int = 12, seed: int = 0) -> dict[str, Any]:
+def measure_kills(folder: Path, kills: int = 20, steps: int = 24, seed: int = 0) -> dict[str, Any]:
     """Returns {"kills", "lost", ...} of a run in a folder that must not exist yet; see `compare`."""
     folder.mkdir(parents=True)
     return asyncio.run(_measure(folder.absolute(), kills, steps, seed))

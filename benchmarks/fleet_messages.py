@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 Message = tuple[int, int, int]
@@ -14,9 +15,10 @@ class MessageLog:
     """What passes between a learner and its engines.
 
     Attributes:
-      kills: so far; a message belongs to the time after the last.
+      kills: so far; what ends without an answer ends because of the last. The message may be asked for again only after
+        a further kill, when what was killed is back.
       asked: how often each message was asked for.
-      again: (kills before, seed) -> messages that were asked for before.
+      again: (kills before the answer was lost, seed) -> messages that were asked for again.
       owed: messages that engines have been asked for and have not answered yet.
       changed: set after every frame that changes what is asked or owed; whoever waits for it clears it.
     """
@@ -27,6 +29,7 @@ class MessageLog:
         self.again: Counter[tuple[int, int]] = Counter()
         self.owed: dict[Call, Message] = {}
         self.changed = asyncio.Event()
+        self._lost: dict[Message, int] = {}
         self._opening: dict[Call, int] = {}
         self._seeds: dict[Call, int] = {}
 
@@ -39,17 +42,21 @@ class MessageLog:
         elif header.get("method") == "sample":
             call = engine, connection, header["call"]
             self._note_message(call, header["body"], header["arrays"][0][1][0])
-        elif "cancel" in header and self.owed.pop((engine, connection, header["cancel"]), None):
-            self.changed.set()
+        elif "cancel" in header:
+            self._lose([(engine, connection, header["cancel"])])
 
     def note_end(self, engine: str, connection: int) -> None:
         """Notes that a connection has ended, over which nothing is owed any more."""
-        self.owed = {call: message for call, message in self.owed.items() if call[:2] != (engine, connection)}
-        self.changed.set()
+        self._lose([call for call in self.owed if call[:2] == (engine, connection)])
 
     def owes(self, engine: str | None = None) -> bool:
         """Returns whether an engine owes a message; None: any of them."""
         return any(engine in (None, call[0]) for call in self.owed)
+
+    def _lose(self, calls: Sequence[Call]) -> None:
+        lost = [message for call in calls if (message := self.owed.pop(call, None)) is not None]
+        self._lost |= dict.fromkeys(lost, self.kills)
+        self.changed.set()
 
     def _note_reply(self, call: tuple[str, int, Any], header: dict[str, Any]) -> None:
         if (seed := self._opening.pop(call, None)) is not None and "body" in header:
@@ -63,7 +70,7 @@ class MessageLog:
         seed = self._seeds[*call[:2], body["session"]]
         message = seed, body["branch"], body["start"] + new_tokens
         if self.asked[message]:
-            self.again[self.kills, seed] += 1
+            self.again[self._lost.pop(message, self.kills), seed] += 1
         self.asked[message] += 1
         self.owed[call] = message
         self.changed.set()

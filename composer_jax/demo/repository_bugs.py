@@ -28,21 +28,38 @@ from composer_jax.tasks.task import Split, Task
 
 FAMILY = "bugs"
 TOOLS = tuple(f"repository/{name}" for name in ("read_file", "edit_file", "shell", "finish"))
-INSTRUCTION = (
-    "A function in this folder does not do what the comment below its name says. Find it with `python run_tests.py` "
-    "and correct its code."
-)
+INSTRUCTIONS = {
+    1: "A function in this folder does not do what the comment below its name says. Find it with `python run_tests.py` "
+    "and correct its code.",
+    2: "Two functions in this folder do not do what the comments below their names say. Find them with "
+    "`python run_tests.py`, which stops at the first, and correct their code.",
+}
+"""By the number of wrong functions."""
 RUN_TESTS = "python run_tests.py"
 
 
 class RepositoryBugs:
-    """The task family of this file."""
+    """A task family: one function is wrong."""
+
+    name = FAMILY
+    bugs = 1
 
     def generate(self, split: Split, seed: int, index: int) -> Task:
-        task = bugfix.generate(split, hash_seed(FAMILY, seed) % 2**31, index, bugs=1)
+        task = bugfix.generate(split, hash_seed(self.name, seed) % 2**31, index, bugs=self.bugs)
         return dataclasses.replace(
-            task, id=f"{FAMILY}-{split}-{seed}-{index}", family=FAMILY, tools=TOOLS, instruction=INSTRUCTION
+            task,
+            id=f"{self.name}-{split}-{seed}-{index}",
+            family=self.name,
+            tools=TOOLS,
+            instruction=INSTRUCTIONS[len(task.metadata["bugs"])],
         )
+
+
+class TwoRepositoryBugs(RepositoryBugs):
+    """A task family: two functions are wrong, of the split "unseen" one. The expert does not play it."""
+
+    name = "two_bugs"
+    bugs = 2
 
 
 def expert_turns(task: Task, rng: random.Random) -> Iterator[tuple[str, ToolCall]]:
@@ -86,12 +103,12 @@ class ScriptedSession:
 class RepositoryBugTraces(PlayedTraces):
     """A ConversationSource (stages/trace_sources.py): expert episodes, played once per run and kept in DIR/data.
 
-    count: number of training tasks, none of which RL sees.
+    count: number of training tasks, none of which RL sees. first: number of the first of them in their stream.
     """
 
-    def __init__(self, context: SourceContext, count: int):
+    def __init__(self, context: SourceContext, count: int, first: int = 0):
         super().__init__(context, "repository_bugs.npz")
-        self.count = count
+        self.numbers = range(first, first + count)
 
     def report(self) -> Mapping[str, Any]:
         """Returns {"expert_reward": {"bugs": mean reward}}."""
@@ -108,7 +125,7 @@ class RepositoryBugTraces(PlayedTraces):
         agent, seed, chat, family = self.context.agent, self.context.seed, self.context.chat, RepositoryBugs()
         limits = dataclasses.replace(agent.limits, max_episode_tokens=1 << 20, max_turn_tokens=1 << 20, max_turns=100)
         compaction = agent.compaction("none", "agent.compactions")
-        tasks = [family.generate("train", hash_seed("sft", seed) % 2**31, i) for i in range(self.count)]
+        tasks = [family.generate("train", hash_seed("sft", seed) % 2**31, i) for i in self.numbers]
         scripts = [expert_turns(task, seeded_random("expert", seed, task.id)) for task in tasks]
         jobs = [
             (EpisodeSpec(task, 0, compaction), ScriptedSession(turns, chat, max_model_len=1 << 20))

@@ -80,6 +80,21 @@ def test_a_message_that_is_asked_for_again_is_counted_after_the_kill_before_it()
     assert log.again == {(1, 5): 1} and len(log.asked) == 4
 
 
+def test_a_message_that_is_asked_for_again_belongs_to_the_kill_that_lost_it():
+    log = MessageLog()
+    for connection, end in enumerate(
+        (lambda: log.note_end("one", 0), lambda: log.note("one", 1, True, {"cancel": 2}, 9))
+    ):
+        ask(log, "one", seed=5 + connection, branch=0, start=0, new_tokens=10, connection=connection)
+        log.kills += 1
+        end()
+    log.kills += 1  # before the first is asked for again
+    for connection in (2, 3):
+        ask(log, "two", seed=3 + connection, branch=0, start=0, new_tokens=10, connection=connection)
+    ask(log, "two", seed=5, branch=0, start=0, new_tokens=10, connection=4)  # though it was answered
+    assert log.again == {(1, 5): 1, (2, 6): 1, (3, 5): 1}
+
+
 def test_a_message_is_owed_until_its_answer_its_cancellation_or_the_end_of_the_connection():
     log = MessageLog()
     for end in (
