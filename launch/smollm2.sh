@@ -34,6 +34,8 @@ while true; do
   shift
 done
 
+case $VENV_PYTHON in /* | "") ;; *) VENV_PYTHON=$PWD/$VENV_PYTHON ;; esac  # not realpath: a venv's Python is a link
+
 cd "$root"
 venv=${COMPOSER_VENV:-$root/.venv}
 if [ -n "$VENV_PYTHON" ]; then

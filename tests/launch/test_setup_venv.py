@@ -94,3 +94,24 @@ def test_the_compilation_cache_is_kept_apart_per_cpu(run, tmp_path):
     assert code == 0 and out.startswith(f"{tmp_path}/env/cache/jax-")
     code, out = run('use_compilation_cache x; echo "$JAX_COMPILATION_CACHE_DIR"', JAX_COMPILATION_CACHE_DIR="/c")
     assert out == "/c\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ("--python=no-such-python", "no-such-python is not a program; name a Python, such as --python=python3"),
+        ("--model=/nowhere.gguf", "/nowhere.gguf does not exist; name a GGUF file or a folder"),
+        (
+            "--long --python=./bare",
+            "/bare cannot run composer_jax (no packages); pip install -r requirements.txt into it",
+        ),
+    ],
+)
+def test_smollm2_refuses_a_python_or_a_model_that_it_cannot_use(tmp_path, flags, sentence):
+    bare = tmp_path / "bare"
+    bare.write_text("#!/bin/sh\necho no packages >&2\nexit 1\n")
+    bare.chmod(0o755)
+    script = ROOT / "launch" / "smollm2.sh"
+    done = subprocess.run(["bash", script, *flags.split()], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1 and sentence in done.stderr
+    assert not done.stdout and list(tmp_path.iterdir()) == [bare]
