@@ -86,13 +86,15 @@ def make_talks(prompts: int, samples: int, turns: int, vocab_size: int, seed: in
     return talks
 
 
-def model_config(name: str) -> ModelConfig:
-    """Returns the network of --model, in float32."""
+def model_config(name: str, dtype: str = "float32") -> ModelConfig:
+    """Returns the network of --model. dtype: of what is computed; weights are stored in float32."""
     if name == "demo":
-        return dataclasses.replace(run_config(tiny.get_config().to_dict()).model, max_context=CAPACITY)
-    if name == "smollm2":
-        return dataclasses.replace(PRESETS["smollm2_135m"], param_dtype="float32", compute_dtype="float32")
-    return WIDE
+        model = dataclasses.replace(run_config(tiny.get_config().to_dict()).model, max_context=CAPACITY)
+    elif name == "smollm2":
+        model = dataclasses.replace(PRESETS["smollm2_135m"], param_dtype="float32")
+    else:
+        model = WIDE
+    return dataclasses.replace(model, compute_dtype=dtype)
 
 
 def make_sampler(model: ModelConfig, slots: int, checkpoint: str = "") -> Sampler:
@@ -182,6 +184,7 @@ def run_naively(sampler: Sampler, talks: Sequence[Talk]) -> float:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=("demo", "wide", "smollm2"), default="demo", help="network (default: demo)")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of what is computed")
     parser.add_argument("--prompts", type=int, default=8, help="groups (default: 8)")
     parser.add_argument("--samples", type=int, default=8, help="conversations of each (default: 8)")
     parser.add_argument("--turns", type=int, default=4, help="messages of a conversation (default: 4)")
@@ -190,7 +193,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     o = parser.parse_args(argv)
 
     configure_cpu(1)
-    model = model_config(o.model)
+    model = model_config(o.model, o.dtype)
     talks = make_talks(o.prompts, o.samples, o.turns, model.vocab_size)
     sampler = make_sampler(model, len(talks), o.checkpoint)
     run_together(sampler, talks[: o.samples])  # compiles what the warm-up left, and fills the processor's caches
