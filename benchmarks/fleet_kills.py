@@ -196,6 +196,8 @@ async def _measure(folder: Path, kills: int, steps: int, seed: int) -> dict[str,
     whole, killed = (FleetOfProcesses(folder / name, steps) for name in ("whole", "killed"))
     async with whole.running():
         await whole.wait_for(lambda: False)
+    if whole.log.again:
+        raise SystemExit(f"messages were sampled again though nothing was killed: {whole.log.again}")
     rng, log, total = random.Random(seed), killed.log, len(whole.log.asked)
     victims, kinds, seconds = Victims(rng, log), [], []
     async with killed.running():

@@ -15,10 +15,10 @@ class MessageLog:
     """What passes between a learner and its engines.
 
     Attributes:
-      kills: so far; what ends without an answer ends because of the last. The message may be asked for again only after
-        a further kill, when what was killed is back.
+      kills: so far. A message that a connection still owes when it ends was lost by the last kill, and so was an answer
+        that the other end had no time to keep. There may be further kills before the message is asked for again.
       asked: how often each message was asked for.
-      again: (kills before the answer was lost, seed) -> messages that were asked for again.
+      again: (number of the kill that lost the answer, from 1; seed) -> messages that were asked for again.
       owed: messages that engines have been asked for and have not answered yet.
       changed: set after every frame that changes what is asked or owed; whoever waits for it clears it.
     """
@@ -30,6 +30,7 @@ class MessageLog:
         self.owed: dict[Call, Message] = {}
         self.changed = asyncio.Event()
         self._lost: dict[Message, int] = {}
+        self._answered: dict[tuple[str, int], list[Message]] = {}
         self._opening: dict[Call, int] = {}
         self._seeds: dict[Call, int] = {}
 
@@ -47,6 +48,7 @@ class MessageLog:
 
     def note_end(self, engine: str, connection: int) -> None:
         """Notes that a connection has ended, over which nothing is owed any more."""
+        self._lost |= dict.fromkeys(self._answered.pop((engine, connection), ()), self.kills)
         self._lose([call for call in self.owed if call[:2] == (engine, connection)])
 
     def owes(self, engine: str | None = None) -> bool:
@@ -61,7 +63,8 @@ class MessageLog:
     def _note_reply(self, call: tuple[str, int, Any], header: dict[str, Any]) -> None:
         if (seed := self._opening.pop(call, None)) is not None and "body" in header:
             self._seeds[*call[:2], header["body"]["session"]] = seed
-        if self.owed.pop(call, None):
+        if message := self.owed.pop(call, None):
+            self._answered.setdefault(call[:2], []).append(message)
             self.changed.set()
 
     def _note_message(self, call: Call, body: dict[str, Any], new_tokens: int) -> None:
@@ -70,7 +73,7 @@ class MessageLog:
         seed = self._seeds[*call[:2], body["session"]]
         message = seed, body["branch"], body["start"] + new_tokens
         if self.asked[message]:
-            self.again[self._lost.pop(message, self.kills), seed] += 1
+            self.again[self._lost.get(message, self.kills), seed] += 1
         self.asked[message] += 1
         self.owed[call] = message
         self.changed.set()

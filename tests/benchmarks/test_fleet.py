@@ -91,8 +91,12 @@ def test_a_message_that_is_asked_for_again_belongs_to_the_kill_that_lost_it():
     log.kills += 1  # before the first is asked for again
     for connection in (2, 3):
         ask(log, "two", seed=3 + connection, branch=0, start=0, new_tokens=10, connection=connection)
-    ask(log, "two", seed=5, branch=0, start=0, new_tokens=10, connection=4)  # though it was answered
-    assert log.again == {(1, 5): 1, (2, 6): 1, (3, 5): 1}
+    log.kills += 1
+    log.note("two", 2, False, {"reply": 2, "body": {}}, 10)  # to a learner that was killed
+    log.note_end("two", 2)
+    log.kills += 1
+    ask(log, "two", seed=5, branch=0, start=0, new_tokens=10, connection=4)
+    assert log.again == {(1, 5): 1, (2, 6): 1, (4, 5): 1}
 
 
 def test_a_message_is_owed_until_its_answer_its_cancellation_or_the_end_of_the_connection():
