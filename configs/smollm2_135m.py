@@ -106,6 +106,7 @@ def get_config(size: str = "short") -> ConfigDict:
                 families={
                     "bugs": "composer_jax.demo.repository_bugs:RepositoryBugs",
                     "two_bugs": "composer_jax.demo.repository_bugs:TwoRepositoryBugs",
+                    "unnamed_bugs": "composer_jax.demo.repository_bugs:UnnamedRepositoryBugs",
                 }
             ),
             sft=cfg.SFTConfig(

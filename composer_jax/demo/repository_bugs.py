@@ -8,6 +8,7 @@ weaknesses, which plays training tasks in sandboxes; its traces are conversation
 import dataclasses
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,12 @@ INSTRUCTIONS = {
     "`python run_tests.py`, which stops at the first, and correct their code.",
 }
 """By the number of wrong functions."""
+INSTRUCTION_BY_VALUE = (
+    "A function in this folder does not do what the comment below its name says. `python run_tests.py` prints a wrong "
+    "value and the right one. Find the function and correct its code."
+)
 RUN_TESTS = "python run_tests.py"
+RUN_TESTS_BY_VALUE = Path(__file__).with_name("run_tests_by_value.py").read_text(encoding="utf-8")
 
 
 class RepositoryBugs:
@@ -60,6 +66,17 @@ class TwoRepositoryBugs(RepositoryBugs):
 
     name = "two_bugs"
     bugs = 2
+
+
+class UnnamedRepositoryBugs(RepositoryBugs):
+    """A task family: one function is wrong, and the tests do not say which. The expert does not play it."""
+
+    name = "unnamed_bugs"
+
+    def generate(self, split: Split, seed: int, index: int) -> Task:
+        task = super().generate(split, seed, index)
+        files = {**task.files, "run_tests.py": RUN_TESTS_BY_VALUE}
+        return dataclasses.replace(task, files=files, instruction=INSTRUCTION_BY_VALUE)
 
 
 def expert_turns(task: Task, rng: random.Random) -> Iterator[tuple[str, ToolCall]]:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import importlib.util
 import json
 import os
 import re
@@ -24,7 +25,11 @@ from composer_jax.observe.metrics import read_metrics
 from composer_jax.rl.engines.description import EngineDescription
 from composer_jax.rl.ledger import RolloutLedger
 from composer_jax.rl.workers.handshake import make_token
-from composer_jax.stages.fleet import check_engines, required_engine
+from composer_jax.rl.workers.pool import PoolOptions
+from composer_jax.rl.workers.ray_cluster import RayCluster
+from composer_jax.stages import train_rl as rl_stage
+from composer_jax.stages.fleet import check_engines, open_fleet, required_engine
+from composer_jax.stages.rollout_workers import RolloutWorkersOptions
 from composer_jax.stages.run import Run
 from composer_jax.stages.train_rl import train_rl
 from tests.parallel.test_processes import free_port
@@ -231,6 +236,59 @@ def test_a_learner_of_two_processes_has_one_fleet(tmp_path, local):
     require_equal(folder, local, learned_nats=5e-3)
     receiver = WeightReceiver(f"{folder}.weights")
     assert receiver.receive() == STEPS
+
+
+@pytest.fixture
+def ray_nodes(monkeypatch):
+    """A cluster of one node without CPUs, for the learner, and two nodes, one of which has a GPU by its own account."""
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    options = {"object_store_memory": 80 << 20, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **options})
+    yield cluster, [cluster.add_node(num_cpus=2, num_gpus=gpus, object_store_memory=80 << 20) for gpus in (0, 1)]
+    cluster.shutdown()
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="needs Ray: pip install -r requirements-cluster.txt"
+)
+@pytest.mark.slow
+@pytest.mark.parametrize(("version", "engine"), [(0, 0), (0, -1), (1, 0)])
+def test_engines_of_ray_beside_its_workers_sample_the_same_though_a_node_is_killed(
+    tmp_path, local, ray_nodes, monkeypatch, version, engine
+):
+    """A node whose engine samples is killed with its worker; the other node plays and samples the rest.
+
+    version: of the weights from which on that happens. engine: which one of those that sample.
+    """
+    cluster, nodes = ray_nodes
+    folder, fleets, killed = tmp_path / "run", [], []
+    monkeypatch.setattr(rl_stage, "open_fleet", lambda *args: fleets.append(open_fleet(*args)) or fleets[0])
+
+    def kill():
+        is_sampling = lambda link: link.connection is not None and link.connection._messages  # noqa: E731
+        of_version = lambda: [fleet for fleet in fleets if fleet.version >= version]  # noqa: E731
+        while not (links := [link for fleet in of_version() for link in fleet.router.links if is_sampling(link)]):
+            time.sleep(0.01)
+        killed.extend(node for node in nodes if node.node_id == links[engine].place._node.node_id)
+        cluster.remove_node(killed[0], allow_graceful=False)
+
+    killer = threading.Thread(target=kill, daemon=True)
+    killer.start()
+    config = get_config(f"{folder}.weights")
+    config.rl.update({"engines": "ray", "fleet": {"cpu_nodes": 1, "patience_s": 1200.0}})
+    config.sampler.slots = 4  # of one engine; the run that samples by itself has as many per copy of the weights
+    with RayCluster(cluster.address) as connection, Run(config, folder) as run:
+        pool = PoolOptions(connection.host, patience_s=1200.0)
+        run.services.worker_options = RolloutWorkersOptions(pool, TOKEN, connection)
+        train_rl(run)
+    killer.join()
+    assert killed
+    require_equal(folder, local)
+    require_versions(folder)
+    metrics = read_metrics(folder / "metrics" / "rl.jsonl")
+    assert metrics[-1]["engines_lost"] == 1 and metrics[-1]["messages_resampled"] <= 4, "it has four slots"
 
 
 def test_engines_that_cannot_be_used_are_refused_before_weights_are_loaded(tmp_path, caplog):
