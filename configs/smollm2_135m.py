@@ -50,6 +50,11 @@ class Size:
     prefill_shapes: tuple[tuple[int, int], ...] = ((8, 64), (1, 512))
     compute_dtype: str = "float32"
 
+    @property
+    def episodes(self) -> int:
+        """Of a step of RL."""
+        return len(self.families) * self.groups * self.group_size
+
 
 SIZES = {
     "short": Size(20, 6, tasks=24, attempts=2),
@@ -58,10 +63,10 @@ SIZES = {
     "card": Size(
         20,
         50,
-        tasks=96,
+        tasks=48,
         attempts=8,
-        groups=8,
-        families=("two_bugs",),
+        groups=4,
+        families=("two_bugs", "unnamed_bugs"),
         generalises_to=("bugs",),
         row=2048,
         rows=16,
@@ -71,7 +76,16 @@ SIZES = {
         compute_dtype="bfloat16",
     ),
     "card_smoke": Size(
-        1, 2, tasks=1, attempts=2, families=("two_bugs",), generalises_to=("bugs",), row=2048, max_turns=3
+        1,
+        2,
+        tasks=1,
+        attempts=2,
+        groups=1,
+        families=("two_bugs", "unnamed_bugs"),
+        generalises_to=("bugs",),
+        row=2048,
+        max_turns=3,
+        compaction="summary",
     ),
 }
 """card_smoke is `card` in small, for any machine."""
@@ -87,7 +101,7 @@ def get_config(size: str = "short") -> ConfigDict:
     sizes, batch = SIZES[of], 4
     sft_steps = sizes.sft_steps
     if is_control:  # a row holds two traces; three quarters of the episodes that RL samples are solved
-        sft_steps = max(1, sizes.groups * sizes.group_size * sizes.rl_steps * 3 // 4 // 2 // batch)
+        sft_steps = max(1, sizes.episodes * sizes.rl_steps * 3 // 4 // 2 // batch)
     suites = {name: suite(sizes, name, "heldout") for name in sizes.families}
     suites |= {f"unseen_{name}": suite(sizes, name, "unseen") for name in sizes.generalises_to}
     which = ("base", "before", "after") if of == "smoke" else ("base", "before", "greedy", "after")
@@ -131,7 +145,7 @@ def get_config(size: str = "short") -> ConfigDict:
                 system_prompt=SYSTEM,
             ),
             sampler=cfg.SamplerConfig(
-                slots=sizes.groups * sizes.group_size, max_model_len=sizes.row, prefill_shapes=sizes.prefill_shapes
+                slots=sizes.episodes, max_model_len=sizes.row, prefill_shapes=sizes.prefill_shapes
             ),
             rl=reinforcement_learning(sizes),
             evaluate=cfg.EvaluateConfig(

@@ -12,7 +12,7 @@ from configs import smollm2_135m
 from launch.flags import parse
 from tests.stages.base_model import write_base
 
-SUITES = ("two_bugs", "unseen_bugs")
+SUITES = ("two_bugs", "unnamed_bugs", "unseen_bugs")
 
 
 def row(seed, variant, *rates, **more):
@@ -26,9 +26,9 @@ def row(seed, variant, *rates, **more):
 
 TIMES = dict.fromkeys(published_rl.TIMES, 2.0)
 ROWS = [
-    row(0, "sft", [0.5, 0.0, 0.25], [0.0, 0.0]),
-    row(0, "rl", [1.0, 0.0, 0.5], [0.5, 0.0], times=TIMES),
-    row(1, "rl", [1.0, 1.0, 1.0], [1.0, 1.0], times={**TIMES, "step_s": 4.0}),
+    row(0, "sft", [0.5, 0.0, 0.25], [0.5], [0.0, 0.0]),
+    row(0, "rl", [1.0, 0.0, 0.5], [0.5], [0.5, 0.0], times=TIMES),
+    row(1, "rl", [1.0, 1.0, 1.0], [0.5], [1.0, 1.0], times={**TIMES, "step_s": 4.0}),
 ]
 
 
@@ -45,7 +45,7 @@ def test_rl_is_compared_by_task_with_what_a_policy_solves_at_once_and_in_any_att
     assert measured["sft"]["pass_at_k"]["unseen_bugs"]["rl_minus"]["difference"] == 0.5
     assert measured["rl"]["seeds"] == [0, 1] and "rl_minus" not in measured["rl"]["pass_at_1"]["two_bugs"]
     assert measured["rl"]["times"]["step_s"] == 3 and "times" not in measured["sft"]
-    assert len(lines) == 2 + 2 * 2 and lines[2].startswith("| two_bugs | sft | 0 | 0.250 [")
+    assert len(lines) == 2 + 3 * 2 and lines[2].startswith("| two_bugs | sft | 0 | 0.250 [")
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
@@ -66,7 +66,7 @@ def test_bad_flags_are_refused_in_one_sentence(tmp_path, capsys, arguments, sent
 @pytest.mark.parametrize("size", SIZES.values())
 def test_the_tasks_of_the_choice_are_of_another_seed_and_not_those_of_rl_or_of_the_suites(size):
     config = published_choice_config.get_config(size)
-    assert set(config.evaluate.suites) == {"bugs", "two_bugs"}
+    assert set(config.evaluate.suites) == {"bugs", "two_bugs", "unnamed_bugs"}
     assert {(suite.split, suite.attempts) for suite in config.evaluate.suites.values()} == {("train", 1)}
     assert config.evaluate.temperature == 0 and config.stages == () and published_choice_config.SEED
 
@@ -85,7 +85,7 @@ def test_the_controls_train_as_many_steps_as_rl_and_further_traces(tmp_path, mon
 @pytest.mark.slow
 def test_every_variant_runs_and_the_same_command_measures_nothing_again(tmp_path):
     base = write_base(tmp_path / "model", chat="qwen")
-    fields = {"sft.seq_len": 4096, "sampler.max_model_len": 4096, "rl.batches": "((4096, 2),)", "rl.groups.two_bugs": 1}
+    fields = {"sft.seq_len": 4096, "sampler.max_model_len": 4096, "rl.batches": "((4096, 2),)", "rl.group_size": 2}
     fields |= {"agent.limits.max_turns": 2, "agent.limits.max_turn_tokens": 16, "agent.limits.max_episode_tokens": 8192}
     command = [sys.executable, "-m", "benchmarks.published_rl", f"--base=hf:{base}", "--size=smoke", "--seeds=3"]
     command += [f"--workdir={tmp_path}", *(f"--config.{name}={value}" for name, value in fields.items())]
@@ -95,7 +95,7 @@ def test_every_variant_runs_and_the_same_command_measures_nothing_again(tmp_path
         assert not done.returncode, done.stderr[-3000:]
         return json.loads(done.stdout.splitlines()[-1]), done.stderr
 
-    assert run("--choose")[0].keys() == {"bugs", "two_bugs"}
+    assert run("--choose")[0].keys() == {"bugs", "two_bugs", "unnamed_bugs"}
     measured, _ = run()
     assert measured.keys() == set(VARIANTS) and measured["rl"]["times"].keys() == TIMES.keys()
     assert all(measured[name]["pass_at_1"]["two_bugs"]["rl_minus"]["tasks"] == 1 for name in measured if name != "rl")
