@@ -33,7 +33,7 @@ from benchmarks.published_choice_config import SEED as CHOICE_SEED
 from benchmarks.seeded_runs import Row, complete_rows, make_parser, run_pipeline
 from composer_jax.errors import UserError
 from composer_jax.observe.metrics import read_metrics
-from composer_jax.observe.picture import LIGHT, new_figure, save_figure
+from composer_jax.observe.picture import LIGHT, label_axes, new_figure, save_figure
 from composer_jax.stages.controls import final_suites
 from configs import smollm2_135m
 
@@ -82,8 +82,8 @@ class PublishedSeed(Seed):
 
     def greedy(self, variant: str) -> Path:
         """The policy before RL at temperature 0."""
-        suites = smollm2_135m.get_config(self.size).evaluate.suites
-        once = {f"evaluate__suites__{name}__attempts": 1 for name in suites}
+        config: Any = smollm2_135m.get_config(self.size)
+        once = {f"evaluate__suites__{name}__attempts": 1 for name in config.evaluate.suites}
         base = self.start() / "checkpoints" / "sft"
         return self.run(variant, base=base, stages="()", evaluate__temperature=0.0, **once)
 
@@ -174,16 +174,16 @@ def table(measured: Mapping[str, Any]) -> str:
 
 def draw(measured: Mapping[str, Any], path: Path) -> Path:
     """Draws pass@1 of every policy in every suite, with its interval."""
-    suites = list(next(iter(measured.values()))["pass_at_1"])
+    suites, variants = list(next(iter(measured.values()))["pass_at_1"]), list(measured)[::-1]
     figure, axes = new_figure(LIGHT, 3.2 * len(suites), 2.8, across=len(suites))
     for ax, suite in zip(axes, suites, strict=True):
-        for place, (variant, of) in enumerate(reversed(measured.items())):
-            one = of["pass_at_1"][suite]
+        for place, variant in enumerate(variants):
+            one = measured[variant]["pass_at_1"][suite]
             ax.plot([one["low"], one["high"]], [place, place], color=LIGHT.muted, linewidth=1.5)
             ax.plot([one["pass"]], [place], "o", color=LIGHT.palette[variant != "rl"])
-        ax.set_yticks(range(len(measured)), list(reversed(measured)))
-        ax.set_xlim(0, 1)
-        ax.set_title(suite)
+        ax.set_yticks(range(len(variants)), variants)
+        ax.set_xlim(-0.03, 1.03)
+        label_axes(ax, LIGHT, suite, "pass@1", "", legend_columns=0)
     return save_figure(figure, path)
 
 

@@ -8,7 +8,6 @@ weaknesses, which plays training tasks in sandboxes; its traces are conversation
 import dataclasses
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from composer_jax.errors import UserError
 from composer_jax.sampler.policy import Sample
 from composer_jax.seeds import hash_seed, seeded_random
 from composer_jax.stages.trace_sources import SourceContext
+from composer_jax.tasks import visible_cases
 from composer_jax.tasks.task import Split, Task
 
 FAMILY = "bugs"
@@ -41,7 +41,8 @@ INSTRUCTION_BY_VALUE = (
     "value and the right one. Find the function and correct its code."
 )
 RUN_TESTS = "python run_tests.py"
-RUN_TESTS_BY_VALUE = Path(__file__).with_name("run_tests_by_value.py").read_text(encoding="utf-8")
+RUN_TESTS_BY_VALUE = visible_cases.RUN_TESTS.replace("{shown} is ", "").replace("{shown} ", "")
+"""Text of a run_tests.py that prints values, and not of which call they are."""
 
 
 class RepositoryBugs:

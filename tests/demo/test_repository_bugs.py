@@ -1,6 +1,8 @@
 """Bugs with the tools of repositories: the tasks, and the expert in every chat format that declares tools."""
 
 import asyncio
+import subprocess
+import sys
 
 import pytest
 
@@ -8,7 +10,14 @@ from composer_jax.agent.config import AgentConfig
 from composer_jax.agent.prompts.system import SYSTEM
 from composer_jax.data.chat.messages import ToolCall
 from composer_jax.data.chat.sampling_params import SamplingParams
-from composer_jax.demo.repository_bugs import FAMILY, RepositoryBugs, RepositoryBugTraces, ScriptedSession
+from composer_jax.demo.repository_bugs import (
+    FAMILY,
+    RepositoryBugs,
+    RepositoryBugTraces,
+    ScriptedSession,
+    TwoRepositoryBugs,
+    UnnamedRepositoryBugs,
+)
 from composer_jax.errors import UserError
 from composer_jax.stages.trace_sources import SourceContext
 from tests.data.formats import format_of
@@ -20,6 +29,21 @@ def test_a_task_is_a_function_of_its_arguments_and_has_repository_tools():
     assert task == family.generate("heldout", 3, 5) != family.generate("heldout", 3, 6)
     assert task.family == FAMILY and task.split == "heldout"
     assert task.tools == tuple(f"repository/{name}" for name in ("read_file", "edit_file", "shell", "finish"))
+
+
+@pytest.mark.parametrize(("family", "bugs"), [(TwoRepositoryBugs(), 2), (UnnamedRepositoryBugs(), 1)])
+def test_harder_families_have_two_bugs_or_tests_that_do_not_name_the_function(family, bugs, tmp_path):
+    task = family.generate("train", 0, 1)
+    assert task.family == family.name == task.id.split("-")[0] and len(task.metadata["bugs"]) == bugs
+    assert len(family.generate("unseen", 0, 1).metadata["bugs"]) == 1
+    for path, content in task.files.items():
+        (tmp_path / path).write_text(content)
+    done = subprocess.run([sys.executable, "run_tests.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stdout.startswith("FAIL ") and ", want " in done.stdout
+    names = {bug["function"] for bug in task.metadata["bugs"]}
+    assert any(name in done.stdout for name in names) == (bugs == 2)
+    assert ("Two functions" in task.instruction) == (bugs == 2)
+    assert "Two functions" not in family.generate("unseen", 0, 1).instruction
 
 
 @pytest.mark.parametrize("name", ["qwen", "kimi"])

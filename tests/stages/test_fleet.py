@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import dataclasses
-import importlib.util
 import json
 import os
 import re
@@ -33,6 +32,7 @@ from composer_jax.stages.rollout_workers import RolloutWorkersOptions
 from composer_jax.stages.run import Run
 from composer_jax.stages.train_rl import train_rl
 from tests.parallel.test_processes import free_port
+from tests.rl.engines.ray_nodes import cluster_of_nodes, needs_ray
 from tests.rl.engines.seeded_engine import TOKEN, Engine
 from tests.stages.command_line import finish, start
 from tests.stages.fleet_config import STEPS, get_config
@@ -240,19 +240,11 @@ def test_a_learner_of_two_processes_has_one_fleet(tmp_path, local):
 
 @pytest.fixture
 def ray_nodes(monkeypatch):
-    """A cluster of one node without CPUs, for the learner, and two nodes, one of which has a GPU by its own account."""
-    from ray.cluster_utils import Cluster
-
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    options = {"object_store_memory": 80 << 20, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **options})
-    yield cluster, [cluster.add_node(num_cpus=2, num_gpus=gpus, object_store_memory=80 << 20) for gpus in (0, 1)]
-    cluster.shutdown()
+    with cluster_of_nodes(monkeypatch) as nodes:
+        yield nodes
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("ray") is None, reason="needs Ray: pip install -r requirements-cluster.txt"
-)
+@needs_ray
 @pytest.mark.slow
 @pytest.mark.parametrize(("version", "engine"), [(0, 0), (0, -1), (1, 0)])
 def test_engines_of_ray_beside_its_workers_sample_the_same_though_a_node_is_killed(

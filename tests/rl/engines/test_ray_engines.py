@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import dataclasses
-import importlib.util
 
 import psutil
 import pytest
@@ -14,6 +13,7 @@ from composer_jax.rl.engines.config import FleetConfig
 from composer_jax.rl.engines.engine_process import EngineCommand, EngineEnded
 from composer_jax.rl.engines.ray_engines import RayEngines
 from composer_jax.rl.workers.ray_cluster import ActorLost, ClusterNode, EngineShare, RayCluster
+from tests.rl.engines.ray_nodes import cluster_of_nodes, needs_ray
 from tests.rl.engines.seeded_engine import TOKEN, Engine, new_fleet
 from tests.rl.engines.test_places import play
 from tests.rl.workers.seeded_policy import until
@@ -161,20 +161,12 @@ async def test_nodes_that_cannot_be_listed_for_a_while_keep_their_engines(caplog
 
 @pytest.fixture
 def ray_nodes(monkeypatch):
-    """A cluster of one node without CPUs and two nodes, one of which has a GPU by its own account."""
-    from ray.cluster_utils import Cluster as RealCluster
-
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     monkeypatch.setattr(ray_engines, "POLL_S", 1.0)
-    options = {"object_store_memory": 80 << 20, "include_dashboard": False}
-    cluster = RealCluster(initialize_head=True, head_node_args={"num_cpus": 0, **options})
-    yield cluster, [cluster.add_node(num_cpus=2, num_gpus=gpus, object_store_memory=80 << 20) for gpus in (0, 1)]
-    cluster.shutdown()
+    with cluster_of_nodes(monkeypatch) as nodes:
+        yield nodes
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("ray") is None, reason="needs Ray: pip install -r requirements-cluster.txt"
-)
+@needs_ray
 @pytest.mark.slow
 async def test_on_nodes_of_ray_engines_join_die_and_are_started_again_and_no_token_changes(ray_nodes, tmp_path):
     """The engines are processes of the nodes; only their tokens are made up."""
