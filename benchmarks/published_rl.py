@@ -13,13 +13,14 @@ measured on the same held-out tasks, and on tasks with a kind of bug that traini
     more_sft    as many further steps of SFT as RL has, on further traces of the expert
 
 --choose measures something else: of 128 training tasks of each family, which neither SFT nor RL has, the fraction that
-the policy after SFT solves greedily. The families of `card` were chosen by it before there was any result of RL.
+the policy after SFT solves greedily. The families of `card` were chosen by such attempts before there was any result of
+RL (docs/results.md).
 
 Flags --config.FIELD=VALUE are those of every run. Prints progress on stderr and a table on stdout. The last line of
 stdout is one JSON object: variant -> {"seeds", "sampled_tokens" (in training), "pass_at_1" and "pass_at_k": suite ->
 {"pass", "low", "high" (95 % interval over the tasks of all seeds), "rl_minus": the difference of RL to the variant,
 paired by task, with its interval}}, and of `rl` its "times": means of TIMES over the seeds. With --choose: family ->
-the fraction. With --picture=FILE the differences are drawn.
+the fraction. --picture=FILE draws pass@1.
 """
 
 import json
