@@ -134,16 +134,7 @@ def get_config(size: str = "short") -> ConfigDict:
                     peak=5e-5 if is_control else 2e-4, warmup=max(1, sft_steps // 10), final=0.1
                 ),
             ),
-            agent=cfg.AgentConfig(
-                limits=cfg.EpisodeLimits(
-                    max_turns=sizes.max_turns, max_turn_tokens=128, max_episode_tokens=2 * sizes.row
-                ),
-                compactions={
-                    "none": cfg.Compaction(),
-                    "summary": cfg.Compaction(sizes.row - 384, max_summary_tokens=128),
-                },
-                system_prompt=SYSTEM,
-            ),
+            agent=agent(sizes),
             sampler=cfg.SamplerConfig(
                 slots=sizes.episodes, max_model_len=sizes.row, prefill_shapes=sizes.prefill_shapes
             ),
@@ -154,6 +145,14 @@ def get_config(size: str = "short") -> ConfigDict:
                 headline=tuple(suites),
             ),
         )
+    )
+
+
+def agent(sizes: Size) -> cfg.AgentConfig:
+    return cfg.AgentConfig(
+        limits=cfg.EpisodeLimits(max_turns=sizes.max_turns, max_turn_tokens=128, max_episode_tokens=2 * sizes.row),
+        compactions={"none": cfg.Compaction(), "summary": cfg.Compaction(sizes.row - 384, max_summary_tokens=128)},
+        system_prompt=SYSTEM,
     )
 
 

@@ -18,6 +18,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -32,11 +33,11 @@ class SampleJournal:
 
     def __init__(self, folder: Path, before_write: Callable[[], None] | None = None):
         """before_write: called before every write, such as Workdir.require_held."""
-        self._folder, self._before_write = folder, before_write
+        self._folder, self._before_write, self._writes = folder, before_write, GatheredWrites()
 
     def recorded(self, policy: Policy, group: int) -> "RecordedPolicy":
         """Returns `policy` for the episodes of a group: its sessions record their samples, and return those on disk."""
-        return RecordedPolicy(policy, self._folder / f"{group:08d}", self._before_write)
+        return RecordedPolicy(policy, self._folder / f"{group:08d}", self._before_write, self._writes)
 
     def forget(self, group: int) -> None:
         """Deletes what the episodes of a group have sampled."""
@@ -50,17 +51,57 @@ class SampleJournal:
                     self.forget(int(folder.name))
 
 
+class GatheredWrites:
+    """Calls in a thread, of which all that wait go together: handing one to a thread takes longer than writing it."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[Callable[[], object], asyncio.Future[None]]] = []
+        self._running: asyncio.Task[None] | None = None
+
+    async def run(self, write: Callable[[], object]) -> None:
+        """Returns when `write` has run, or raises what it raised. It runs though the caller is cancelled."""
+        done = asyncio.get_running_loop().create_future()
+        self._waiting.append((write, done))
+        if self._running is None:
+            self._running = asyncio.create_task(self._run_all())
+        await done
+
+    async def _run_all(self) -> None:
+        while self._waiting:
+            together, self._waiting = self._waiting, []
+            for error, (_, done) in zip(await asyncio.to_thread(_run_each, together), together, strict=True):
+                if done.done():  # cancelled
+                    continue
+                if error is None:
+                    done.set_result(None)
+                else:
+                    done.set_exception(error)
+        self._running = None
+
+
+def _run_each(calls: Sequence[tuple[Callable[[], object], Any]]) -> list[Exception | None]:
+    errors: list[Exception | None] = []
+    for call, _ in calls:
+        try:
+            call()
+        except Exception as error:
+            errors.append(error)
+        else:
+            errors.append(None)
+    return errors
+
+
 class RecordedPolicy:
     """A Policy whose sessions are recorded in a folder, one file per seed."""
 
-    def __init__(self, policy: Policy, folder: Path, before_write: Callable[[], None] | None):
-        self._policy, self._folder, self._before_write = policy, folder, before_write
+    def __init__(self, policy: Policy, folder: Path, before_write: Callable[[], None] | None, writes: GatheredWrites):
+        self._policy, self._folder, self._before_write, self._writes = policy, folder, before_write, writes
 
     async def open(self, seed: int) -> "RecordedSession":
         session = await self._policy.open(seed)
         try:
             file = _File(self._folder / f"{seed:08x}", self._before_write)
-            return RecordedSession(session, file, await file.read())
+            return RecordedSession(session, file, await file.read(), self._writes)
         except BaseException:
             session.close()
             raise
@@ -81,9 +122,9 @@ class _Record:
 class RecordedSession:
     """A Session that returns its recorded samples first. Their routes begin where they were asked for."""
 
-    def __init__(self, session: Session, file: "_File", records: Sequence[_Record]):
+    def __init__(self, session: Session, file: "_File", records: Sequence[_Record], writes: GatheredWrites):
         self.max_model_len = session.max_model_len
-        self._session, self._file, self._records = session, file, deque(records)
+        self._session, self._file, self._records, self._writes = session, file, deque(records), writes
 
     async def sample(self, context: Sequence[int], params: SamplingParams, branch: int = 0) -> Sample:
         """See Session.sample. Returns when the sample is in the file."""
@@ -97,7 +138,7 @@ class RecordedSession:
             await asyncio.to_thread(self._file.truncate, record.start)
         sample = await self._session.sample(context, params, branch=branch)
         if sample.finish_reason != "cancelled":
-            await asyncio.to_thread(self._file.append, request, sample)
+            await self._writes.run(functools.partial(self._file.append, request, sample))
         return sample
 
     def close(self) -> None:
@@ -135,8 +176,12 @@ class _File:
     def append(self, request: str, sample: Sample) -> None:
         self._check()
         header, arrays = sample_to_frame(sample)
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("ab") as file:
+        try:
+            opened = self._path.open("ab")
+        except FileNotFoundError:  # the first of its group
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            opened = self._path.open("ab")
+        with opened as file:
             file.writelines(frame_buffers({**header, "request": request, "crc": _checksum(arrays)}, arrays))
 
     def truncate(self, size: int) -> None:

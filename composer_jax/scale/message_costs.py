@@ -37,7 +37,7 @@ DECODE_ROW_BYTES = 24
 TABLE_ENTRY_BYTES = 12
 CALL_HEADER_BYTES = 512
 """Of the commands of a device call, at most."""
-MESSAGE_S = 0.00054
+MESSAGE_S = 0.00037
 """Seconds of the learner's process 0 for a message without routes: the tasks of its group, the journal, the router,
 checks and channels."""
 MESSAGE_RATE = 0.39e9

@@ -2,6 +2,8 @@
 
 import asyncio
 import dataclasses
+import functools
+import threading
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from composer_jax.agent.episode_context import EpisodeContext, EpisodeLimits, EpisodeSettings
 from composer_jax.data.chat.sampling_params import SamplingParams
 from composer_jax.rl.rollout import play_episode
-from composer_jax.rl.sample_journal import SampleJournal
+from composer_jax.rl.sample_journal import GatheredWrites, SampleJournal
 from composer_jax.sampler.policy import Sample
 from composer_jax.sandbox import LocalSandboxPool, SandboxLimits
 from composer_jax.tasks.result_cache import ResultCache
@@ -175,3 +177,27 @@ def test_an_episode_with_tools_and_summaries_goes_on_where_it_was_cut(tmp_path):
     assert waiting > 1 and answered > 4
     assert asyncio.run(play(second, tmp_path / "cut")) == expected
     assert len(second.samples) == len(whole.samples) - answered
+
+
+async def test_writes_that_wait_go_together_and_fail_apart():
+    threads, writes, began, go = [], GatheredWrites(), threading.Event(), threading.Event()
+
+    def write(number):
+        threads.append(number)
+        if number == 0:
+            began.set()
+            assert go.wait(10)
+        if number == 2:
+            raise OSError("the disk is full")
+
+    running = [asyncio.create_task(writes.run(functools.partial(write, 0)))]
+    await asyncio.to_thread(began.wait)
+    running += [asyncio.create_task(writes.run(functools.partial(write, number))) for number in range(1, 5)]
+    await asyncio.sleep(0)
+    running[3].cancel()
+    go.set()
+    done = await asyncio.gather(*running, return_exceptions=True)
+    assert threads == [0, 1, 2, 3, 4], "in their order, also the one whose caller has gone"
+    assert [type(one) for one in done] == [type(None), type(None), OSError, asyncio.CancelledError, type(None)]
+    await writes.run(functools.partial(write, 5))
+    assert threads[-1] == 5

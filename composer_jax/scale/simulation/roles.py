@@ -112,6 +112,17 @@ def send_batch_seconds(sizes: TokenBytes, fleet: Fleet, assumed: Assumptions, to
     )
 
 
+def publish_seconds(fleet: Fleet, speeds: Speeds, assumed: Assumptions) -> float:
+    """Returns the seconds in which a version is encoded by the learner, sent, and decoded by each engine."""
+    learner_hosts = fleet.learner_chips / assumed.chips_per_host
+    replica_hosts = speeds.replica_chips / assumed.chips_per_host
+    return speeds.weight_bytes * (
+        1 / (assumed.publish_bytes_per_s * learner_hosts)
+        + 2 * assumed.patch_fraction / assumed.network_bytes_per_s
+        + 1 / (assumed.receive_bytes_per_s * replica_hosts)
+    )
+
+
 def make_roles(
     fleet: Fleet,
     speeds: Speeds,
@@ -150,11 +161,9 @@ def make_roles(
     conversations = np.arange(1, replicas * sessions + 1) / replicas
     decoding = np.clip(conversations, 1, held[-1])
     step_s = np.interp(decoding, held, seconds) + decoding * prefilled_per_sampled * speeds.prefill_s
-    sharing = replicas if one_process else 1
-    step_s = engine_call_seconds(step_s * sizes.call_tokens, sharing, assumed.call_s) / sizes.call_tokens
+    device_s, sharing = step_s * sizes.call_tokens, replicas if one_process else 1
+    step_s = engine_call_seconds(device_s, sharing, assumed.call_s) / sizes.call_tokens
     step_s = step_s * np.maximum(conversations / held[-1], 1)  # of more than there are slots, each has a share
-    learner_hosts = fleet.learner_chips / assumed.chips_per_host
-    replica_hosts = speeds.replica_chips / assumed.chips_per_host
     return Roles(
         rates=[0.0, *(1 / step_s).tolist()],
         sandboxes=fleet.sandboxes,
@@ -163,12 +172,7 @@ def make_roles(
         )
         / assumed.packing,
         learn_s=send_batch_seconds(sizes, fleet, assumed, sizes.batch_tokens),
-        publish_s=speeds.weight_bytes
-        * (
-            1 / (assumed.publish_bytes_per_s * learner_hosts)
-            + 2 * assumed.patch_fraction / assumed.network_bytes_per_s
-            + 1 / (assumed.receive_bytes_per_s * replica_hosts)
-        ),
+        publish_s=publish_seconds(fleet, speeds, assumed),
         install_s=assumed.install_pause_s,
         sandbox_start_s=assumed.sandbox_start_s,
         sandbox_starts_per_s=assumed.sandbox_starts_per_s,
