@@ -199,9 +199,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if unknown := [name for name in chosen if name not in VARIANTS]:
         parser.error(f"--variants names {unknown[0]!r}; use some of {', '.join(VARIANTS)}")
     if unknown := [flag for flag in further if not (flag.startswith("--config.") and "=" in flag)]:
-        parser.error(
-            f"there is no flag {unknown[0]}; --help names them, and those of a config are --config.FIELD=VALUE"
-        )
+        parser.error(f"{unknown[0]} is not a flag; --help names them, and those of a config are --config.FIELD=VALUE")
     fields = dict(flag.removeprefix("--config.").replace(".", "__").split("=", 1) for flag in further)
     folder, size = o.workdir.absolute(), SIZES[o.size]
     make = lambda seed: PublishedSeed(folder, size, seed, o.base, fields)  # noqa: E731
@@ -213,7 +211,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         rows = complete_rows(o.rows or folder / "rows.json", o.seeds, chosen, lambda *run: make(run[0]).measure(run[1]))
         measured = summarize_rows(rows)
         if not measured:
-            parser.error("there is no row yet; name some --variants")
+            parser.error("no variant has been measured; name some with --variants")
         print(table(measured))
         if o.picture:
             draw(measured, o.picture)

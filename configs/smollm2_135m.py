@@ -56,36 +56,29 @@ class Size:
         return len(self.families) * self.groups * self.group_size
 
 
+CARD = Size(
+    20,
+    50,
+    tasks=48,
+    attempts=8,
+    groups=4,
+    families=("two_bugs", "unnamed_bugs"),
+    generalises_to=("bugs",),
+    row=2048,
+    rows=16,
+    max_turns=20,
+    compaction="summary",
+    prefill_shapes=((64, 64), (8, 512)),
+    compute_dtype="bfloat16",
+)
+IN_SMALL = {"sft_steps": 1, "rl_steps": 2, "tasks": 1, "attempts": 2, "groups": 1, "rows": 4, "max_turns": 3}
 SIZES = {
     "short": Size(20, 6, tasks=24, attempts=2),
     "long": Size(20, 60, tasks=64, attempts=4),
     "smoke": Size(1, 1, tasks=1, attempts=2),
-    "card": Size(
-        20,
-        50,
-        tasks=48,
-        attempts=8,
-        groups=4,
-        families=("two_bugs", "unnamed_bugs"),
-        generalises_to=("bugs",),
-        row=2048,
-        rows=16,
-        max_turns=20,
-        compaction="summary",
-        prefill_shapes=((64, 64), (8, 512)),
-        compute_dtype="bfloat16",
-    ),
-    "card_smoke": Size(
-        1,
-        2,
-        tasks=1,
-        attempts=2,
-        groups=1,
-        families=("two_bugs", "unnamed_bugs"),
-        generalises_to=("bugs",),
-        row=2048,
-        max_turns=3,
-        compaction="summary",
+    "card": CARD,
+    "card_smoke": dataclasses.replace(
+        CARD, **IN_SMALL, prefill_shapes=Size.prefill_shapes, compute_dtype=Size.compute_dtype
     ),
 }
 """card_smoke is `card` in small, for any machine."""
